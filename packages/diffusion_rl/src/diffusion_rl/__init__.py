@@ -1,0 +1,1 @@
+"""RL post-training of diffusion models."""

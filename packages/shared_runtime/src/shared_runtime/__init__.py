@@ -1,0 +1,1 @@
+"""Placement, weight sync, checkpointing, rollout scheduling and the training loop of Tandem."""
