@@ -162,13 +162,10 @@ class CheckpointConfig:
     """Hugging Face export at the end, below the run's directory; `None` for none."""
 
     def check(self, problems: Problems) -> None:
-        """Note intervals that mean nothing and a `--load` that is not a checkpoint directory."""
+        """Note intervals that mean nothing and a `--load` that names one checkpoint instead of their directory."""
         problems.positive(save_interval=self.save_interval, save_keep_last=self.save_keep_last)
-        if self.load is not None:
-            if self.load.name.startswith("iter_"):
-                problems.add(f"--load takes the parent directory: {self.load.parent}, not {self.load}")
-            elif not (self.load / "latest_checkpointed_iteration.txt").is_file():
-                problems.add(f"--load {self.load} holds no checkpoint (no latest_checkpointed_iteration.txt)")
+        if self.load is not None and self.load.name.startswith("iter_"):
+            problems.add(f"--load takes the parent directory: {self.load.parent}, not {self.load}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""When a checkpoint is written, and what goes into it: every rank's shards, and the driver's own state beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shared_runtime.checkpoint.sentinel import SaveSentinel
+from shared_runtime.checkpoint.store import CheckpointStore
+from shared_runtime.placement.groups import WorkerGroup
+
+
+class Saver:
+    """Saves every `interval` rollouts, at the end, and on demand; resumes from the latest complete checkpoint.
+
+    Args:
+        store: Where this run's checkpoints are.
+        interval: Rollouts between checkpoints; `None` saves only at the end.
+        sentinel: File that asks for a checkpoint now.
+        load: Another run's checkpoint directory, read only when this run has no checkpoint of its own.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, *, interval: int | None, sentinel: Path | None = None, load: Path | None = None
+    ) -> None:
+        self.store, self.interval = store, interval
+        self.sentinel = SaveSentinel(sentinel) if sentinel is not None else None
+        self.load = load
+
+    def due(self, rollouts: int, *, last: bool) -> bool:
+        """Whether a checkpoint is to be written after this many rollouts."""
+        asked = self.sentinel is not None and self.sentinel.requested()
+        return last or asked or (self.interval is not None and rollouts % self.interval == 0)
+
+    def save(self, rollouts: int, trainers: WorkerGroup, driver_state: dict[str, Any]) -> Path:
+        """Write a checkpoint; once it is complete the tracker points to it, and a request for it is answered."""
+        staging = self.store.begin(rollouts)
+        trainers.call("save", staging)
+        self.store.write_driver_state(staging, driver_state)
+        path = self.store.commit(rollouts)
+        if self.sentinel is not None:
+            self.sentinel.acknowledge()
+        return path
+
+    def resume(self, trainers: WorkerGroup | None) -> dict[str, Any] | None:
+        """Load the latest checkpoint into the trainers; return the driver's state, or `None` without a checkpoint."""
+        latest = self.store.latest()
+        if latest is None and self.load is not None:
+            latest = CheckpointStore(self.load, keep_last=None).latest()
+        if latest is None:
+            return None
+        if trainers is not None:
+            trainers.call("load", latest)
+        return self.store.read_driver_state(latest)

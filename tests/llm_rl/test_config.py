@@ -1,0 +1,104 @@
+"""The language-model run's configuration: what is refused, in which words, and the frozen list of flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_rl.config import TrainConfig, resolve
+from shared_runtime.cli import flag_names
+from shared_runtime.config import ConfigError
+
+FLAGS = Path(__file__).with_name("flags.txt")
+
+
+@pytest.fixture
+def good() -> TrainConfig:
+    return change(
+        TrainConfig(),
+        model={"hf_checkpoint": Path("model")},
+        data={"prompt_data": "p.jsonl", "label_key": "label"},
+        batch={"rollout_batch_size": 4, "n_samples_per_prompt": 4},
+        reward={"rm_type": "math"},
+    )
+
+
+def change(config: TrainConfig, **groups: dict[str, Any]) -> TrainConfig:
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in groups.items()}
+    )
+
+
+def test_a_good_config_passes(good: TrainConfig) -> None:
+    assert resolve(good).batch.global_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ({"model": {"hf_checkpoint": None}}, ["--hf-checkpoint"]),
+        ({"data": {"prompt_data": None}}, ["--prompt-data"]),
+        ({"reward": {"rm_type": None}}, ["--rm-type", "--custom-rm-path"]),
+        ({"reward": {"rm_type": "maht"}}, ["maht", "'math'"]),
+        ({"reward": {"rm_type": "remote_rm"}}, ["--rm-url"]),
+        ({"reward": {"group_rm": True}}, ["--group-rm", "--custom-rm-path"]),
+        ({"batch": {"n_samples_per_prompt": 1}}, ["--n-samples-per-prompt is 1", "grpo"]),
+        ({"algorithm": {"eps_clip": 1.5}}, ["--eps-clip", "1.5"]),
+        ({"algorithm": {"eps_clip_c": 0.5}}, ["--eps-clip-c", "0.5"]),
+        ({"algorithm": {"kl_loss_coef": 0.1}}, ["--use-kl-loss"]),
+        ({"algorithm": {"loss_type": "custom_loss"}}, ["--custom-loss-function-path"]),
+        ({"sampling": {"rollout_temperature": 0.0}}, ["--rollout-temperature"]),
+        ({"sampling": {"rollout_top_p": 0.0}}, ["--rollout-top-p"]),
+        ({"sampling": {"rollout_top_k": 0}}, ["--rollout-top-k"]),
+        ({"evaluation": {"eval_prompt_data": ("one",)}}, ["--eval-prompt-data", "pairs"]),
+        ({"evaluation": {"eval_interval": 5}}, ["--eval-prompt-data"]),
+        ({"fsdp": {"dp_replicate_size": 2}}, ["--dp-replicate-size 2", "1 trainer rank"]),
+        ({"cluster": {"actor_num_gpus_per_node": 2}, "run": {"in_process": True}}, ["--in-process", "2"]),
+        ({"checkpoint": {"load": Path("/x/iter_0000003")}}, ["parent", "/x"]),
+        ({"debug": {"save_debug_rollout_data": "a.jsonl"}}, ["--save-debug-rollout-data", "{rollout_id}"]),
+        ({"debug": {"debug_train_only": True}}, ["--load-debug-rollout-data"]),
+    ],
+)
+def test_what_cannot_work_is_refused(good: TrainConfig, groups: dict[str, dict[str, Any]], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(change(good, **groups))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_all_problems_come_together(good: TrainConfig) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(change(good, model={"hf_checkpoint": None}, reward={"rm_type": None}, algorithm={"eps_clip": -1.0}))
+    assert len(error.value.problems) == 3
+
+
+def test_flags_do_not_change_by_accident() -> None:
+    """After a deliberate change: `python tests/llm_rl/test_config.py` writes the list anew."""
+    assert flag_names(TrainConfig) == FLAGS.read_text().split()
+
+
+def test_flag_names_are_unique() -> None:
+    names = flag_names(TrainConfig)
+    assert len(names) == len(set(names))
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    code = "import sys; from llm_rl.cli import main\ntry: main(['train', '--help'])\nexcept SystemExit: pass\n"
+    code += "assert 'torch' not in sys.modules and 'ray' not in sys.modules"
+    best = 9.0
+    for _ in range(3):  # the best of three: the machine may be busy
+        began = time.perf_counter()
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        best = min(best, time.perf_counter() - began)
+    assert "--rollout-batch-size" in result.stdout
+    assert best < 1.0, f"help took {best:.2f} s"
+
+
+if __name__ == "__main__":
+    FLAGS.write_text("\n".join(flag_names(TrainConfig)) + "\n")
