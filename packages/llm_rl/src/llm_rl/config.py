@@ -22,6 +22,8 @@ from shared_runtime.config import (
 )
 from shared_runtime.config.problems import nearest
 
+AdvantageEstimator = Literal["grpo", "gspo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "cispo"]
+
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -79,7 +79,7 @@ class GenerateOutput:
     Attributes:
         request_id: The request's own id.
         output_ids: Response token ids, the end-of-sequence token included when it was drawn.
-        log_probs: Log-probability of each of them under the distribution sampled from (after temperature, top-k, top-p).
+        log_probs: Log-probability of each under the distribution sampled from (after temperature, top-k, top-p).
         finish_reason: Why it ended.
         weight_version: Version of the weights that drew it.
     """

@@ -76,8 +76,8 @@ def resolve_batch(batch: BatchConfig, problems: Problems) -> BatchConfig:
         if samples is not None and steps is not None:
             if samples * steps % prompts:
                 problems.add(
-                    f"--global-batch-size {samples} x --num-steps-per-rollout {steps} = {samples * steps} samples can't "
-                    f"be spread evenly over --rollout-batch-size {prompts} prompts ({identity})"
+                    f"--global-batch-size {samples} x --num-steps-per-rollout {steps} = {samples * steps} samples "
+                    f"can't be spread evenly over --rollout-batch-size {prompts} prompts ({identity})"
                 )
                 return batch
             group = samples * steps // prompts
