@@ -1,0 +1,129 @@
+"""`score`: one call for every reward, batched, with the order kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from rewards.registry import get_spec, load
+from rewards.request import LabelError, RewardError, RewardRequest, Score
+from rewards.text.boxed import last_boxed
+
+Options = Mapping[str, Mapping[str, Any]]
+
+_scorers: dict[tuple[str, str], Callable[[Sequence[RewardRequest]], list[Score]]] = {}
+
+
+def score(
+    requests: Sequence[RewardRequest], rm_type: str | None = None, *, options: Options | None = None
+) -> list[Score]:
+    """Score a batch.
+
+    Requests of one reward are scored together, so a batch with mixed types costs no more than its parts.
+
+    Args:
+        requests: What to score.
+        rm_type: The reward's name, with `boxed_` in front to grade only the last `\\boxed{}` of the response.
+            A request's own `metadata["rm_type"]` goes before it.
+        options: Keyword arguments by reward, e.g. `{"remote_rm": {"url": "http://host:8000/score"}}`.
+
+    Returns:
+        One score a request, in the order of the requests: a float, or a dict for rewards that report several entries.
+
+    Raises:
+        UnknownRewardError: No such reward; the message has the nearest name.
+        LabelError: A label that is missing or malformed; the message names the sample.
+        RewardError: Any other request that could not be scored; a failure is never a score of 0.
+    """
+    scores: list[Any] = [None] * len(requests)
+    groups: dict[str | None, list[int]] = {}
+    for index, request in enumerate(requests):
+        metadata = request.metadata
+        name = (metadata.get("rm_type") or rm_type) if metadata else rm_type
+        try:
+            groups[name].append(index)
+        except KeyError:
+            groups[name] = [index]
+    for name, indices in groups.items():
+        if name is None:
+            raise RewardError(
+                f"{sample_name(requests[indices[0]], indices[0])} has no reward: "
+                "pass rm_type (--rm-type) or set metadata.rm_type on the sample."
+            )
+        _score_group(name, requests, indices, scores, options)
+    return scores
+
+
+def sample_name(request: RewardRequest, index: int) -> str:
+    """How messages name a request."""
+    return f"sample {index if request.sample_id is None else request.sample_id}"
+
+
+def _score_group(
+    rm_type: str, requests: Sequence[RewardRequest], indices: list[int], scores: list[Any], options: Options | None
+) -> None:
+    """Score the requests at `indices`, which all have this `rm_type`, into `scores`."""
+    spec, boxed = get_spec(rm_type)
+    chosen = (options or {}).get(spec.name) or {}
+    if spec.needs_label:
+        for index in indices:
+            _check_label(rm_type, requests[index], index)
+    if spec.kind == "scorer":
+        batch = [_named_request(requests[index], index, boxed) for index in indices]
+        results = _scorer(spec.name, chosen)(batch)
+        if len(results) != len(batch):
+            raise RewardError(f"the {rm_type} scorer returned {len(results)} scores for {len(batch)} requests.")
+        for index, result in zip(indices, results, strict=True):
+            scores[index] = result
+        return
+    grade = partial(load(spec.name), **chosen) if chosen else load(spec.name)
+    fields = attrgetter(*spec.inputs) if len(spec.inputs) > 1 else None
+    for index in indices:
+        request = requests[index]
+        if not isinstance(request.response, str) or boxed:
+            request = _boxed_request(request) if boxed else _text_request(request)
+        try:
+            scores[index] = grade(*fields(request)) if fields else grade()
+        except LabelError as error:
+            raise LabelError(f"{sample_name(request, index)}: {error} (rm_type {rm_type})") from error
+
+
+def _check_label(rm_type: str, request: RewardRequest, index: int) -> None:
+    label = request.label
+    if label is None or label == "" or (isinstance(label, float) and not math.isfinite(label)):
+        raise LabelError(
+            f"{sample_name(request, index)} has label {label!r}, and the {rm_type} reward needs one: "
+            "check --label-key, or choose a reward that grades without a label."
+        )
+
+
+def _named_request(request: RewardRequest, index: int, boxed: bool) -> RewardRequest:
+    """The request as a scorer gets it: with the name that its errors use."""
+    if boxed:
+        request = _boxed_request(request)
+    return replace(request, sample_id=index) if request.sample_id is None else request
+
+
+def _text_request(request: RewardRequest) -> RewardRequest:
+    """The request with a response that is a string: `None` is an empty one."""
+    response = "" if request.response is None else str(request.response)
+    return replace(request, response=response)
+
+
+def _boxed_request(request: RewardRequest) -> RewardRequest:
+    """The request with the content of the last `\\boxed{}` as its response, empty where there is none."""
+    response = request.response if isinstance(request.response, str) else ""
+    return replace(request, response=last_boxed(response) or "")
+
+
+def _scorer(name: str, options: Mapping[str, Any]) -> Callable[[Sequence[RewardRequest]], list[Score]]:
+    """The scorer object of a name and its options; built once, since building may load a model."""
+    key = (name, json.dumps(options, sort_keys=True, default=repr))
+    if key not in _scorers:
+        _scorers[key] = load(name)(**options)
+    return _scorers[key]

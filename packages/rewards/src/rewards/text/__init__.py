@@ -1,0 +1,1 @@
+"""Text graders: strings in, a float or a dict out."""
