@@ -34,6 +34,7 @@ def train_from_command_line(
     *,
     recipe: str,
     prog: str | None = None,
+    description: str = "Train a language model with RL.",
     prepare: Callable[[], None] | None = None,
 ) -> None:
     """Read flags over `default`, check everything, train. Recipes end in this call.
@@ -43,9 +44,10 @@ def train_from_command_line(
         args: Command-line words; `None` takes the process's own.
         recipe: Name of the run's directory when `--run-name` is not given.
         prog: Program name in help.
+        description: First lines of the help.
         prepare: Makes the recipe's model and data where they are not there yet.
     """
-    invocation = parse(default, args, prog=prog, description="Train a language model with RL.", check=resolve)
+    invocation = parse(default, args, prog=prog, description=description, check=resolve)
     from llm_rl.train import run_from_command_line  # imports torch
 
     run_from_command_line(invocation.config, recipe=recipe, dry_run=invocation.dry_run, prepare=prepare)

@@ -1,0 +1,128 @@
+"""The presets that recipes, notebooks and benchmarks start from: settings, and what has to be made first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_rl.config import (
+    AlgorithmConfig,
+    EvalConfig,
+    HooksConfig,
+    ModelConfig,
+    RewardConfig,
+    SamplingConfig,
+    TrainConfig,
+)
+from llm_rl.presets.cache import built_once, cache_root
+from shared_runtime.config import (
+    BatchConfig,
+    CheckpointConfig,
+    ClusterConfig,
+    DataConfig,
+    FsdpConfig,
+    OptimizerConfig,
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A ready-made run.
+
+    Attributes:
+        name: Name of the recipe's run directory.
+        config: Its settings.
+        prepare: Makes model and data in the cache; the argument asks to make them anew.
+    """
+
+    name: str
+    config: TrainConfig
+    prepare: Callable[[bool], None]
+
+
+def tiny_grpo(cache: Path | None = None) -> Preset:
+    """GRPO on two-digit sums with a 0.8 M parameter model that a short warm-up brought to about a third right."""
+    root = (cache or cache_root()) / "tiny"
+    model, sums = root / "warm", root / "sums"
+    config = TrainConfig(
+        cluster=ClusterConfig(colocate=True),
+        model=ModelConfig(hf_checkpoint=model),
+        data=DataConfig(
+            prompt_data=str(sums / "train.jsonl"), input_key="prompt", label_key="label", rollout_shuffle=True
+        ),
+        batch=BatchConfig(
+            num_rollout=100,
+            rollout_batch_size=32,
+            n_samples_per_prompt=16,
+            use_dynamic_batch_size=True,
+            max_tokens_per_gpu=16384,
+        ),
+        sampling=SamplingConfig(rollout_max_response_len=4),
+        evaluation=EvalConfig(
+            eval_prompt_data=("sums", str(sums / "held_out.jsonl")),
+            eval_interval=10,
+            eval_temperature=0.0,
+            eval_target=0.95,
+        ),
+        reward=RewardConfig(rm_type="math"),
+        algorithm=AlgorithmConfig(observe_training_entropy=True),
+        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.0),
+        fsdp=FsdpConfig(train_dtype="fp32"),
+        checkpoint=CheckpointConfig(save_interval=20),
+    )
+
+    def prepare(rebuild: bool) -> None:
+        from llm_rl.presets.tiny import write_sums
+        from llm_rl.presets.warmup import warm_up
+
+        built_once(sums, lambda staging: write_sums(staging) and None, rebuild=rebuild)
+        built_once(model, lambda staging: warm_up(staging, sums), rebuild=rebuild)
+
+    return Preset("llm-grpo-tiny", config, prepare)
+
+
+def smollm2_grpo(cache: Path | None = None) -> Preset:
+    """GRPO on one-digit chain sums with SmolLM2-135M-Instruct through its chat template."""
+    root = cache or cache_root()
+    model, tasks = root / "smollm2-135m", root / "chain-sum"
+    config = TrainConfig(
+        cluster=ClusterConfig(colocate=True),
+        model=ModelConfig(hf_checkpoint=model, rollout_max_batch_size=64),
+        data=DataConfig(
+            prompt_data=str(tasks / "train.jsonl"), input_key="messages", label_key="label", rollout_shuffle=True
+        ),
+        batch=BatchConfig(
+            num_rollout=20,
+            rollout_batch_size=8,
+            n_samples_per_prompt=8,
+            use_dynamic_batch_size=True,
+            max_tokens_per_gpu=2048,
+        ),
+        sampling=SamplingConfig(apply_chat_template=True, rollout_max_response_len=8),
+        evaluation=EvalConfig(
+            eval_prompt_data=("chain_sum", str(tasks / "held_out.jsonl")), eval_interval=10, eval_temperature=0.0
+        ),
+        algorithm=AlgorithmConfig(),
+        optimizer=OptimizerConfig(lr=5e-6),
+        fsdp=FsdpConfig(train_dtype="fp32"),
+        hooks=HooksConfig(custom_rm_path="llm_rl.presets.reasoning_tasks.reward"),
+    )
+
+    def write_tasks(staging: Path) -> None:
+        from llm_rl.presets.reasoning_tasks import write_prompts
+
+        digits = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+        write_prompts(staging / "train.jsonl", "chain_sum", size=1000, seed=1, prefill=True, **digits)
+        write_prompts(staging / "held_out.jsonl", "chain_sum", size=64, seed=2, prefill=True, **digits)
+
+    def prepare(rebuild: bool) -> None:
+        from llm_rl.presets.smollm2 import build_checkpoint
+
+        built_once(tasks, write_tasks, rebuild=rebuild)
+        built_once(model, build_checkpoint, rebuild=rebuild)
+
+    return Preset("llm-grpo-smollm2-135m", config, prepare)
+
+
+PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_grpo, "smollm2-135m": smollm2_grpo}
