@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shared_runtime.rollout.types import RolloutResult
 from shared_runtime.training.plan import StepPlan
-
-
-@dataclass
-class RolloutResult:
-    """What one rollout gives: its samples (all of them, for the logs), metrics, and anything the domain needs."""
-
-    samples: Sequence[Any]
-    metrics: dict[str, float]
-    data: Any = None
 
 
 class Domain(Protocol):
     """What differs between language and diffusion runs."""
 
-    async def rollout(self, rollout_id: int) -> RolloutResult:
-        """Sample and score one rollout; `perf/rollout_time` and `perf/reward_time` are among its metrics."""
+    async def rollout(self, rollout_id: int) -> RolloutResult[Any]:
+        """Sample and score one rollout; its metrics include `perf/rollout_time` and `perf/reward_time`."""
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
-        """Score the evaluation sets; keys `eval/<set>`."""
+        """Score the evaluation sets; keys `eval/<set>`. `rollout_id` is the last rollout done, -1 before the first."""
 
-    def plan(self, rollout_id: int, rollout: RolloutResult) -> list[list[StepPlan]]:
+    def plan(self, rollout_id: int, rollout: RolloutResult[Any]) -> list[list[StepPlan]]:
         """Optimizer steps for each trainer rank."""
 
-    def sample_rows(self, rollout: RolloutResult) -> list[dict[str, Any]]:
+    def sample_rows(self, rollout: RolloutResult[Any]) -> list[dict[str, Any]]:
         """Rows for `samples.jsonl`."""
 
     def state_dict(self) -> dict[str, Any]:

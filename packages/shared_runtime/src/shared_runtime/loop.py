@@ -6,16 +6,14 @@ may live in Ray actors or in this process. Nothing here knows which.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from shared_runtime.async_runner import AsyncRunner
+from shared_runtime.rollout.event_loop import EventLoop
 from shared_runtime.checkpoint.saver import Saver
 from shared_runtime.domain import Domain
 from shared_runtime.placement.groups import WorkerGroup
-from shared_runtime.tracking.timers import Timers
+from shared_runtime.tracking.timers import WORK, Timers
 from shared_runtime.tracking.tracker import Tracker
 from shared_runtime.weight_sync.session import publish
 
@@ -47,9 +45,9 @@ class LoopSettings:
 
 @dataclass
 class LoopResult:
-    """How a run went: evaluation before and after, rollouts done, and whether the target was reached."""
+    """How a run went: rollouts done, evaluation before and after, and whether the target was reached."""
 
-    rollouts: int
+    rollouts: int = 0
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
     reached_target: bool = False
@@ -69,100 +67,94 @@ class TrainLoop:
     ) -> None:
         self.domain, self.trainers, self.engines = domain, trainers, engines
         self.tracker, self.saver, self.settings = tracker, saver, settings
-        self.async_runner = AsyncRunner()
-        self.result = LoopResult(rollouts=0)
+        self.timers = Timers(on_change=tracker.phase)
+        self.event_loop = EventLoop()
+        self.result = LoopResult()
 
     def run(self) -> LoopResult:
         """Resume from the latest checkpoint, if any, and go on to the end."""
         try:
-            start = self._resume()
-            self._publish(start)
-            if start == 0:
-                self.tracker.log(0, self._evaluate(0))
-            for rollout_id in range(start, self.settings.num_rollout):
-                if self.result.reached_target:
-                    break
-                self._step(rollout_id)
+            self._resume()
+            self._publish(version=self.result.rollouts)
+            if self.result.rollouts == 0:
+                self.tracker.log(-1, self._evaluate(-1))
+            while self.result.rollouts < self.settings.num_rollout and not self.result.reached_target:
+                self._step(rollout_id=self.result.rollouts)
             return self.result
         finally:
-            self.async_runner.close()
+            self.event_loop.close()
 
     def _step(self, rollout_id: int) -> None:
-        timers = Timers()
-        done = rollout_id + 1
-        rollout = self.async_runner.run(self.domain.rollout(rollout_id))
+        self.timers.start_step()
+        rollout = self.event_loop.run(self.domain.rollout(rollout_id))
         metrics = dict(rollout.metrics)
         if self.trainers is not None:
-            self._hand_over(self.engines, self.trainers)
             plans = self.domain.plan(rollout_id, rollout)
-            with timers("actor_train"):
+            with self.timers("actor_train"):
+                self._hand_device_to_trainers()
                 metrics |= self.trainers.call_each("train", [(rollout_id, steps) for steps in plans])[0]
-            with timers("update_weights"):
-                self._publish(done)
-        metrics |= timers.metrics(metrics)
-        evaluation = self._evaluate(done) if self._eval_due(done) else {}
-        self.tracker.log(done, metrics | evaluation)
-        self.tracker.log_samples(done, self.domain.sample_rows(rollout))
-        self.result.rollouts = done
-        last = done == self.settings.num_rollout or self.result.reached_target
-        if self.trainers is not None and self.saver.due(done, last=last):
-            self.saver.save(done, self.trainers, self._driver_state(done))
+            self._publish(version=rollout_id + 1)
+        self.result.rollouts = rollout_id + 1
+        if self._eval_due():
+            metrics |= self._evaluate(rollout_id)
+        self.tracker.log_samples(rollout_id, self.domain.sample_rows(rollout))
+        self.tracker.log(rollout_id, with_overhead(self.timers.pop() | metrics))
+        last = self.result.rollouts == self.settings.num_rollout or self.result.reached_target
+        if self.trainers is not None and self.saver.due(self.result.rollouts, last=last):
+            self.saver.save(self.result.rollouts, self.trainers, self._driver_state())
 
     def _publish(self, version: int) -> None:
-        """Bring the engines to the trainer's weights and hand them the device."""
+        """Bring the engines to the trainers' weights and hand them the device."""
         if self.trainers is None or self.engines is None:
             return
-        if self.settings.offload_rollout and version > 0:
-            self.engines.call("wake_up")
-        publish(
-            self.trainers,
-            self.engines,
-            version,
-            buffer_size=self.settings.buffer_size,
-            check_equal=self.settings.check_equal,
-        )
-        if self.settings.offload_train:
-            self.trainers.call("sleep")
+        with self.timers("update_weights"):
+            if self.settings.offload_rollout:
+                self.engines.call("wake_up")
+            publish(
+                self.trainers,
+                self.engines,
+                version,
+                buffer_size=self.settings.buffer_size,
+                check_equal=self.settings.check_equal,
+            )
+            if self.settings.offload_train:
+                self.trainers.call("sleep")
 
-    def _hand_over(self, engines: WorkerGroup | None, trainers: WorkerGroup) -> None:
-        """Hand the device from the engines to the trainer."""
-        if self.settings.offload_rollout and engines is not None:
-            engines.call("sleep")
-        if self.settings.offload_train:
-            trainers.call("wake_up")
+    def _hand_device_to_trainers(self) -> None:
+        if self.settings.offload_rollout and self.engines is not None:
+            self.engines.call("sleep")
+        if self.settings.offload_train and self.trainers is not None:
+            self.trainers.call("wake_up")
 
-    def _eval_due(self, done: int) -> bool:
-        interval = self.settings.eval_interval
+    def _eval_due(self) -> bool:
+        done, interval = self.result.rollouts, self.settings.eval_interval
         return done == self.settings.num_rollout or (interval is not None and done % interval == 0)
 
-    def _evaluate(self, done: int) -> dict[str, float]:
-        key = self.settings.eval_key
+    def _evaluate(self, rollout_id: int) -> dict[str, float]:
+        key, target = self.settings.eval_key, self.settings.eval_target
         if self.engines is None or key is None:
             return {}
-        began = time.perf_counter()
-        scores = self.async_runner.run(self.domain.evaluate(done))
-        if done == 0:
+        with self.timers("eval"):
+            scores = self.event_loop.run(self.domain.evaluate(rollout_id))
+        if rollout_id < 0:
             self.result.before = scores
         self.result.after = scores
-        target = self.settings.eval_target
         self.result.reached_target = target is not None and scores[key] >= target
-        return scores | {"perf/eval_time": time.perf_counter() - began}
+        return scores
 
-    def _resume(self) -> int:
+    def _resume(self) -> None:
         state = self.saver.resume(self.trainers)
-        if state is None:
-            return 0
-        self.domain.load_state_dict(state["domain"])
-        self.result = LoopResult(**state["result"])
-        self.tracker.truncate_after(state["rollouts"])
-        return state["rollouts"]
+        if state is not None:
+            self.domain.load_state_dict(state["domain"])
+            self.result = LoopResult(**state["result"])
+        # Rows behind the checkpoint are computed again; without one nothing counts, the evaluation at -1 included.
+        self.tracker.truncate_after(self.result.rollouts - 1 if state is not None else -2)
 
-    def _driver_state(self, done: int) -> dict[str, Any]:
-        return {"rollouts": done, "domain": self.domain.state_dict(), "result": vars(self.result)}
+    def _driver_state(self) -> dict[str, Any]:
+        return {"domain": self.domain.state_dict(), "result": vars(self.result)}
 
 
-def export_hf(trainers: WorkerGroup, directory: Path) -> None:
-    """Write the trained weights as a Hugging Face directory; a crash leaves no half of one behind."""
-    staging = directory.with_name(directory.name + ".tmp")
-    trainers.call("save_hf", staging)
-    staging.rename(directory)
+def with_overhead(metrics: dict[str, float]) -> dict[str, float]:
+    """Add `perf/overhead`: the share of the step that is not generating, scoring, training, publishing, evaluating."""
+    work = sum(metrics.get(f"perf/{name}_time", 0.0) for name in WORK)
+    return metrics | {"perf/overhead": max(0.0, 1.0 - work / metrics["perf/step_time"])}

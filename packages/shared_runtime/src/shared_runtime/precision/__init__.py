@@ -1,0 +1,1 @@
+"""Dtypes of training and determinism."""
