@@ -109,7 +109,8 @@ def _cool(scores: Tensor, temperature: float) -> Tensor:
 def _outputs(scores: Tensor, dtype: torch.dtype, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Room for log-probs, log-partitions and entropies (none of the last if they aren't wanted)."""
     n = scores.shape[0]
-    return tuple(scores.new_empty(size, dtype=dtype) for size in (n, n, n if with_entropy else 0))
+    log_probs, log_z = scores.new_empty(n, dtype=dtype), scores.new_empty(n, dtype=dtype)
+    return log_probs, log_z, scores.new_empty(n if with_entropy else 0, dtype=dtype)
 
 
 def _forward_chunk(scores: Tensor, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
