@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared_runtime.tracking.config_diff import drop_secrets
+from shared_runtime.tracking.config_diff import drop_secrets, to_plain
 from shared_runtime.tracking.sink import LoggedImage, Metrics, Sink
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class WandbSink(Sink):
         self._state_path = state_path
         state = json.loads(state_path.read_text()) if state_path.exists() else {}
         self._sent_before = int(state.get("last_step", -1))
-        self._id = state.get("id") or self._wandb.util.generate_id()
+        self._id = state.get("id") or secrets.token_hex(4)
         self._save_state(self._sent_before)
         settings = {"base_url": host, "api_key": api_key, "console": "off", "silent": True, "disable_git": True}
         self._run = self._wandb.init(
@@ -74,7 +75,7 @@ class WandbSink(Sink):
             resume="allow",
             mode=mode,
             dir=str(directory) if directory else None,
-            config=drop_secrets(config or {}),
+            config=to_plain(drop_secrets(config or {})),
             settings=self._wandb.Settings(**{k: v for k, v in settings.items() if v is not None}),
         )
         self._run.define_metric("rollout/step")
