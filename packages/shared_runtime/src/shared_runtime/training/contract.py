@@ -40,6 +40,9 @@ class Trainer(Protocol):
     def export_bucket(self, names: tuple[str, ...], index: int) -> Bucket | None:
         """Gather the named tensors; rank 0 returns them as one bucket, other ranks `None`."""
 
+    def weight_checksums(self) -> dict[str, str] | None:
+        """SHA-256 of every published tensor, in its published dtype; rank 0 returns it, other ranks `None`."""
+
     def save(self, directory: Path) -> None:
         """Write this rank's part of a sharded checkpoint into `directory`."""
 

@@ -83,7 +83,7 @@ def plan_buckets(
             share one.
     """
     if max_bytes <= 0:
-        raise ValueError(f"the weight buffer must hold at least one byte (--update-weight-buffer-size), got {max_bytes}")
+        raise ValueError(f"--update-weight-buffer-size must be positive, got {max_bytes}")
     sizes = {meta.name: aligned(meta.nbytes) for meta in tensors}
     if len(sizes) != len(tensors):
         names = [meta.name for meta in tensors]
