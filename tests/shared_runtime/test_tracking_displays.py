@@ -48,7 +48,7 @@ class TestConsole:
 
     def test_plain_lines(self):
         sink, out, clock = self.sink(terminal=False)
-        sink.log(0, {"eval/sums": 0.25})
+        sink.log(-1, {"eval/sums": 0.25})
         for step in range(3):
             sink.log(step, STEP)
             clock.now += 2.0
@@ -118,14 +118,14 @@ class TestRewardPlot:
 
     def test_curves_of_a_run(self):
         rows = [
-            {"step": 0, "eval/sums": 0.3},
+            {"step": -1, "eval/sums": 0.3},
             {"step": 0, "rollout/raw_reward": 0.25},
             {"step": 1, "rollout/raw_reward": None},
             {"step": 2, "rollout/reward/raw_mean": 0.5, "eval/sums": 0.6},
         ]
         curves = read_curves(rows)
-        assert curves.reward == [(0, 0.25), (2, 0.5)]
-        assert curves.scores == {"sums": [(0, 0.3), (2, 0.6)]}
+        assert curves.reward == [(1, 0.25), (3, 0.5)]
+        assert curves.scores == {"sums": [(0, 0.3), (3, 0.6)]}
 
     def test_picture_shows_the_curve_where_it_is(self, tmp_path):
         """A reward that is 0 and then 1 puts blue into the lower left and the upper right, and nowhere else."""
@@ -178,14 +178,15 @@ class TestTensorBoard:
 
     def test_resume_has_no_double_points(self, tmp_path):
         with Tracker([TensorBoardSink(tmp_path)]) as tracker:
-            for step in range(5):
+            tracker.truncate_after(-2)
+            for step in range(-1, 5):
                 tracker.log(step, {"a": step})
         with Tracker([TensorBoardSink(tmp_path)]) as tracker:
             tracker.truncate_after(2)
             for step in range(3, 5):
                 tracker.log(step, {"a": 10 * step})
         points = [(event.step, event.value) for event in self.read(tmp_path).Scalars("a")]
-        assert points == [(0, 0), (1, 1), (2, 2), (3, 30), (4, 40)]
+        assert points == [(-1, -1), (0, 0), (1, 1), (2, 2), (3, 30), (4, 40)]
 
 
 def leveldb_records(data: bytes, header: int = 7, block: int = 32768):
@@ -236,7 +237,8 @@ class TestWandb:
 
     def test_offline_run_and_its_continuation(self, tmp_path):
         with Tracker([self.open(tmp_path, api_key="s3cret" + "0" * 34)]) as tracker:
-            for step in range(3):
+            tracker.truncate_after(-2)
+            for step in range(-1, 3):
                 tracker.log(step, {"a": step, "bad": float("nan")})
             assert tracker.errors == {}
         with Tracker([self.open(tmp_path)]) as tracker:  # resumed behind a checkpoint at step 1
@@ -249,7 +251,7 @@ class TestWandb:
         assert first.run_id == second.run_id
         assert (first.project, first.run_group, first.display_name) == ("project", "g", "tiny")
         points = [(row["rollout/step"], row["a"]) for row in rows + later if "a" in row]
-        assert points == [(0, 0), (1, 1), (2, 2), (3, 30), (4, 40)]  # step 2 had been sent, it is not sent twice
+        assert points == [(-1, -1), (0, 0), (1, 1), (2, 2), (3, 30), (4, 40)]  # step 2 was sent before
         assert not any("bad" in row for row in rows)
         assert any("media" in key for row in later for key in row)
         secret = [p for p in tmp_path.rglob("*") if p.is_file() and b"s3cret" in p.read_bytes()]

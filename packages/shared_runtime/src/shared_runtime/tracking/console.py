@@ -95,7 +95,7 @@ class ConsoleSink(Sink):
 
     def truncate_after(self, step: int) -> None:
         """Begin to count behind `step`."""
-        self._step = step
+        self._step = max(step, -1)
 
     def close(self) -> None:
         """Leave the last state on the screen."""

@@ -20,7 +20,7 @@ _EVAL_COLOURS = ("#d1495b", "#2e8b57", "#8e5ea2", "#c98a1b")
 
 @dataclass
 class Curves:
-    """What a run's rows say over its steps."""
+    """What a run's rows say, over the number of steps done: 0 is before training."""
 
     reward: list[tuple[int, float]] = field(default_factory=list)
     scores: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
@@ -58,9 +58,9 @@ def read_curves(rows: Iterable[Mapping[str, Any]]) -> Curves:
     for row in rows:
         reward = first_of(row, REWARD)
         if reward is not None:
-            curves.reward.append((row["step"], reward))
+            curves.reward.append((row["step"] + 1, reward))
         for name, score in eval_scores(row).items():
-            curves.scores.setdefault(name, []).append((row["step"], score))
+            curves.scores.setdefault(name, []).append((row["step"] + 1, score))
     return curves
 
 

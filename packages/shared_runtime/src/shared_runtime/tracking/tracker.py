@@ -37,7 +37,7 @@ class Tracker:
         """Log the metrics of a step; may be called several times for one step, each call is a row.
 
         Args:
-            step: The rollout id, from 0.
+            step: The rollout id, from 0; -1 is before training.
             metrics: Name to number; zero-dimensional arrays and tensors count as numbers.
 
         Raises:

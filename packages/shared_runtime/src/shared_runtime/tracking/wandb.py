@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 Mode = Literal["online", "offline", "disabled"]
 
+_BEFORE_ALL = -2  # earlier than -1, the evaluation before training
+
 
 class WandbSink(Sink):
     """One W&B run for one run directory, also over restarts.
 
     The run's id and the last step sent are kept in `state_path`, so a resumed run continues the same W&B run, and
     steps that it computes again (those behind its last checkpoint) are not sent twice: W&B keeps no way to take a
-    row back. The step is the W&B step, and `rollout/step` the x axis.
+    row back. The x axis is `rollout/step`; the W&B step, which must not be negative, is one more.
 
     The key comes from `WANDB_API_KEY`, a login, or `api_key`; it is handed to this process's W&B settings and written
     nowhere.
@@ -62,7 +64,7 @@ class WandbSink(Sink):
         self._wandb = _import_wandb()
         self._state_path = state_path
         state = json.loads(state_path.read_text()) if state_path.exists() else {}
-        self._sent_before = int(state.get("last_step", -1))
+        self._sent_before: int = state.get("last_step", _BEFORE_ALL)
         self._id = state.get("id") or secrets.token_hex(4)
         self._save_state(self._sent_before)
         settings = {"base_url": host, "api_key": api_key, "console": "off", "silent": True, "disable_git": True}
@@ -91,7 +93,7 @@ class WandbSink(Sink):
         if step <= self._sent_before:
             return
         finite = {key: value for key, value in metrics.items() if value is not None}
-        self._run.log({**finite, "rollout/step": step}, step=step)
+        self._run.log({**finite, "rollout/step": step}, step=step + 1)
         self._save_state(step)
 
     def log_images(self, step: int, key: str, images: Sequence[LoggedImage]) -> None:
@@ -99,7 +101,7 @@ class WandbSink(Sink):
         if step <= self._sent_before:
             return
         media = [self._wandb.Image(image.pixels, caption=image.caption or None) for image in images]
-        self._run.log({key: media, "rollout/step": step}, step=step)
+        self._run.log({key: media, "rollout/step": step}, step=step + 1)
 
     def close(self) -> None:
         """Finish the W&B run; waits for what is still to be sent."""
