@@ -1,0 +1,46 @@
+"""Environment and fixtures of the whole suite."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before anything imports torch, transformers, ray or matplotlib. Workers and subprocesses inherit it.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    MPLBACKEND="Agg",
+    WANDB_MODE="offline",
+    WANDB_SILENT="true",
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_DISABLE_IMPORT_WARNING="1",
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+)
+# Several torch processes on few cores are many times slower with a thread pool each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model of the `tiny` preset with its tokenizer, as a Hugging Face directory. Don't write into it."""
+    from llm_rl.presets.tiny import write_model
+
+    directory = tmp_path_factory.mktemp("tiny")
+    write_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray_is_shut_down() -> Iterator[None]:
+    """A module that leaves Ray running fails itself instead of the next one that starts a cluster."""
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and getattr(ray, "is_initialized", bool)():
+        ray.shutdown()
+        pytest.fail("this module left Ray initialised: end its cluster in a fixture")
