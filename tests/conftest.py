@@ -18,7 +18,6 @@ os.environ.update(
     WANDB_SILENT="true",
     RAY_USAGE_STATS_ENABLED="0",
     RAY_DISABLE_IMPORT_WARNING="1",
-    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
 )
 # Several torch processes on few cores are many times slower with a thread pool each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "ci_select.py"
 FILES = {
     "pyproject.toml": '[project]\nname="all"\ndependencies=["acme-top[x]", "acme_side"]\n',
     "packages/base/pyproject.toml": '[project]\nname="acme-base"\ndependencies=["numpy"]\n',
-    "packages/middle/pyproject.toml": '[project]\nname="acme-middle"\ndependencies=["Acme.Base>=1 ; python_version>\'3\'"]\n',
+    "packages/middle/pyproject.toml": '[project]\nname="acme-middle"\ndependencies=["Acme.Base>=1;os_name>\'\'"]\n',
     "packages/top/pyproject.toml": '[project]\nname="acme-top"\n[project.optional-dependencies]\nx=["acme-middle"]\n',
     "packages/side/pyproject.toml": '[project]\nname="acme-side"\ndependencies=["acme-base"]\n',
     "packages/alone/pyproject.toml": '[project]\nname="acme-alone"\n',
@@ -75,6 +75,7 @@ def change(root: Path, *names: str) -> None:
         (["packages/base/src/base/x.py"], ["base", "e2e", "middle", "side", "test_workspace.py", "top"]),
         (["packages/side/src/side/new.py"], ["e2e", "side", "test_workspace.py"]),
         (["packages/alone/src/alone/x.py"], ["alone", "test_workspace.py"]),
+        (["packages/alone/src/alone/prompt.md"], ["alone", "test_workspace.py"]),
         (["README.md", "docs/concepts.md", "docs/curve.png", "packages/base/README.md"], []),
         (["scripts/run.py"], ["e2e"]),
         (["notebooks/a.ipynb"], ["e2e"]),
