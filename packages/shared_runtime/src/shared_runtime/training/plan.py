@@ -134,13 +134,16 @@ def split_steps(
         raise ValueError("give either num_steps or global_batch_size")
     if global_batch_size is not None:
         if global_batch_size < 1 or not samples or len(samples) % global_batch_size:
-            raise ValueError(f"{len(samples)} samples are no positive multiple of --global-batch-size {global_batch_size}")
+            raise ValueError(
+                f"{len(samples)} samples are no positive multiple of --global-batch-size {global_batch_size}"
+            )
         num_steps = len(samples) // global_batch_size
     assert num_steps is not None
     if not 1 <= num_steps <= len(samples):
         raise ValueError(f"{len(samples)} samples can't fill --num-steps-per-rollout {num_steps}")
     return [
-        sorted(i for sample in chunk for i in rows_of[sample]) for chunk in (_chunk(samples, num_steps, s) for s in range(num_steps))
+        sorted(i for sample in chunk for i in rows_of[sample])
+        for chunk in (_chunk(samples, num_steps, s) for s in range(num_steps))
     ]
 
 

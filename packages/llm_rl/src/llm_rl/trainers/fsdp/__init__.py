@@ -1,0 +1,1 @@
+"""The FSDP2 trainer of language models: the model's own Hugging Face implementation under PyTorch FSDP2."""

@@ -1,0 +1,118 @@
+"""A micro-batch: rows as ragged tensors over their response tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llm_rl.algorithms.segments import Segments
+from llm_rl.sample import TrainRow
+
+
+@dataclass(eq=False)
+class MicroBatch:
+    """B rows with T response tokens in all, row behind row.
+
+    Attributes:
+        tokens: int64 (L_i,) of each row, on the host.
+        response_lengths: R_i of each row.
+        segments: Borders of the rows among the T tokens.
+        targets: int64 (T,), the response tokens.
+        mask: (T,), non-zero means trainable.
+        rewards: (B,), as the driver normalised them.
+        sample_num_tokens: (B,), trainable tokens of the whole sample that each row belongs to.
+        rollout_log_probs: (T,), the engine's; NaN where a row has none.
+        has_rollout_log_probs: bool (T,).
+        stale: bool (T,), tokens that other weights than the current ones drew; their behaviour policy is
+            `rollout_log_probs`.
+        old_log_probs: (T,) under the weights before the rollout's first optimizer step, or `None` while those are the
+            current ones.
+        ref_log_probs: (T,) under the reference, or `None` without one.
+        advantages: (T,), or `None` before they are computed.
+    """
+
+    tokens: list[np.ndarray]
+    response_lengths: list[int]
+    segments: Segments
+    targets: Tensor
+    mask: Tensor
+    rewards: Tensor
+    sample_num_tokens: Tensor
+    rollout_log_probs: Tensor
+    has_rollout_log_probs: Tensor
+    stale: Tensor
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+    advantages: Tensor | None = None
+
+    @property
+    def total_lengths(self) -> list[int]:
+        """L_i of each row."""
+        return [len(t) for t in self.tokens]
+
+
+def collate(
+    rows: Sequence[TrainRow],
+    sample_num_tokens: Sequence[int],
+    *,
+    policy_version: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> MicroBatch:
+    """Put rows together; an empty micro-batch is allowed.
+
+    Args:
+        rows: Training rows.
+        sample_num_tokens: See :class:`MicroBatch`.
+        policy_version: Version of the current weights. A row with another `weight_version` is stale.
+        device: Where the tensors lie.
+        dtype: Of masks, rewards and log-probs.
+
+    Raises:
+        ValueError: For a row whose parts don't fit, or a stale row without rollout log-probs; the sample is named.
+    """
+    lengths = [int(row["response_length"]) for row in rows]
+    tokens = [np.asarray(row["tokens"], dtype=np.int64) for row in rows]
+    targets, masks, behaviour, known, stale = [], [], [], [], []
+    for row, row_tokens, response in zip(rows, tokens, lengths, strict=True):
+        name = f"sample {row.get('sample_index', '?')}"
+        if not 0 <= response < len(row_tokens):
+            raise ValueError(f"{name}: response of {response} tokens in a row of {len(row_tokens)} leaves no prompt")
+        mask = np.asarray(row.get("loss_mask", np.ones(response)), dtype=np.float64)
+        if mask.shape != (response,):
+            raise ValueError(f"{name}: loss mask has shape {mask.shape}, its response {response} tokens")
+        log_probs = row.get("rollout_log_probs")
+        if log_probs is not None and np.shape(log_probs) != (response,):
+            raise ValueError(f"{name}: {np.shape(log_probs)} rollout log-probs for {response} response tokens")
+        old = row.get("weight_version", policy_version) != policy_version
+        if old and log_probs is None:
+            raise ValueError(
+                f"{name} was drawn by weights of version {row['weight_version']}, now is {policy_version}: without "
+                "rollout log-probs its importance ratio is unknown"
+            )
+        targets.append(row_tokens[len(row_tokens) - response :])
+        masks.append(mask)
+        behaviour.append(np.full(response, np.nan) if log_probs is None else np.asarray(log_probs, dtype=np.float64))
+        known.append(np.full(response, log_probs is not None))
+        stale.append(np.full(response, old))
+
+    def tensor(parts: list[np.ndarray], kind: torch.dtype) -> Tensor:
+        flat = np.concatenate(parts) if parts else np.empty(0)
+        return torch.as_tensor(flat).to(device=device, dtype=kind)
+
+    return MicroBatch(
+        tokens=tokens,
+        response_lengths=lengths,
+        segments=Segments.of(lengths, device),
+        targets=tensor(targets, torch.int64),
+        mask=tensor(masks, dtype),
+        rewards=torch.tensor([float(row.get("reward", 0.0)) for row in rows], dtype=dtype, device=device),
+        sample_num_tokens=torch.tensor(list(sample_num_tokens), dtype=dtype, device=device),
+        rollout_log_probs=tensor(behaviour, dtype),
+        has_rollout_log_probs=tensor(known, torch.bool),
+        stale=tensor(stale, torch.bool),
+    )

@@ -1,0 +1,150 @@
+"""What happens to one rollout on one rank: log-probs before the first step, advantages, optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from llm_rl.algorithms.log_probs import TokenLogProbs, log_probs_from_logits
+from llm_rl.algorithms.metrics import log_prob_abs_diff
+from llm_rl.trainers.fsdp.advantages import set_advantages
+from llm_rl.trainers.fsdp.batch import MicroBatch, collate
+from llm_rl.trainers.fsdp.forward import response_logits
+from llm_rl.trainers.fsdp.loss import compute_loss
+from llm_rl.trainers.fsdp.metrics import RunningMetrics
+from shared_runtime.training.fsdp import set_last_micro_batch
+from shared_runtime.training.gradients import clip_gradients, gradient_norm, local_gradients
+from shared_runtime.training.plan import StepPlan
+
+if TYPE_CHECKING:
+    from llm_rl.trainers.fsdp.trainer import FsdpTrainer
+
+
+class RolloutPass:
+    """Trains one rollout.
+
+    Args:
+        trainer: The rank's trainer.
+        rollout_id: Which rollout; also the version of the weights that train it.
+        steps: This rank's share.
+    """
+
+    def __init__(self, trainer: FsdpTrainer, rollout_id: int, steps: list[StepPlan]) -> None:
+        self.trainer, self.rollout_id, self.steps = trainer, rollout_id, steps
+        self.settings = trainer.settings
+        self.metrics = RunningMetrics()
+        compute = trainer.precision.compute
+        wide = torch.float64 if compute == torch.float64 else torch.float32
+        self.batches: list[list[MicroBatch]] = [
+            [
+                collate(
+                    [step.rows[i] for i in indices],  # type: ignore[misc]
+                    [step.sample_num_tokens[i] for i in indices],
+                    policy_version=rollout_id,
+                    device=trainer.context.device,
+                    dtype=wide,
+                )
+                for indices in step.micro_batches
+            ]
+            for step in steps
+        ]
+
+    def run(self) -> dict[str, float]:
+        """Take all optimizer steps; return the metrics."""
+        everything = [batch for step in self.batches for batch in step]
+        if self._needs_old_log_probs():
+            self._set_old_log_probs(everything)
+        if self.trainer.reference is not None:
+            for batch in everything:
+                batch.ref_log_probs = self._log_probs_without_grad(self.trainer.reference, batch)
+        if self.settings.loss_type == "policy_loss":
+            set_advantages(everything, self.settings, self.trainer.all_reduce_sum)
+        for index, (step, batches) in enumerate(zip(self.steps, self.batches, strict=True)):
+            self._optimizer_step(index, step, batches)
+        reduced = self.metrics.reduce(self.trainer.all_reduce_sum, len(self.steps))
+        return {f"train/{key}": value for key, value in reduced.items()}
+
+    def _needs_old_log_probs(self) -> bool:
+        """With a single step on fresh data, the old policy is the current one and needs no pass of its own.
+
+        Every rank answers the same, since the passes contain collectives.
+        """
+        s = self.settings
+        if s.loss_type != "policy_loss":
+            return False
+        return s.kl_coef > 0 or (len(self.steps) > 1 and not s.use_rollout_logprobs)
+
+    def _set_old_log_probs(self, batches: list[MicroBatch]) -> None:
+        for batch in batches:
+            batch.old_log_probs = self._log_probs_without_grad(self.trainer.model, batch)
+            self._compare_with_rollout(batch, batch.old_log_probs)
+
+    def _optimizer_step(self, index: int, step: StepPlan, batches: list[MicroBatch]) -> None:
+        trainer = self.trainer
+        name = f"optimizer step {index} of rollout {self.rollout_id}"
+        for position, batch in enumerate(batches):
+            set_last_micro_batch(trainer.model, position == len(batches) - 1)
+            logits = self._logits(trainer.model, batch)
+            output = self._token_log_probs(logits, batch, with_entropy=True)
+            if index == 0 and output is not None and batch.old_log_probs is None:
+                self._compare_with_rollout(batch, output.log_probs)
+            result = compute_loss(
+                batch,
+                logits,
+                output,
+                self.settings,
+                global_num_samples=step.global_num_samples,
+                global_num_tokens=step.global_num_tokens,
+            )
+            result.loss.backward()
+            for key, value in result.metrics.items():
+                self.metrics.add_part(key, value)
+        gradients = local_gradients(trainer.model.parameters())
+        norm = gradient_norm(gradients, trainer.context.mesh["dp_shard"])
+        if self.settings.check_for_nan_in_loss_and_grad and not math.isfinite(norm):
+            trainer.optimizer.zero_grad()
+            raise FloatingPointError(
+                f"{name}: the gradient norm is {norm}; the weights were left as they are "
+                "(--no-check-for-nan-in-loss-and-grad skips this check)"
+            )
+        clip_gradients(gradients, norm, self.settings.clip_grad)
+        self.metrics.add_constant("grad_norm", norm)
+        self.metrics.add_constant("lr", trainer.schedule.get_last_lr()[0])
+        trainer.optimizer.step()
+        trainer.schedule.step()
+        trainer.optimizer.zero_grad()
+
+    def _logits(self, model: nn.Module, batch: MicroBatch) -> Tensor:
+        return response_logits(
+            model,
+            batch.tokens,
+            batch.response_lengths,
+            attn_implementation=self.trainer.attn_implementation,
+            device=self.trainer.context.device,
+        )
+
+    def _token_log_probs(self, logits: Tensor, batch: MicroBatch, *, with_entropy: bool) -> TokenLogProbs | None:
+        s = self.settings
+        if s.loss_type == "custom_loss":
+            return None
+        entropy = with_entropy and bool(s.entropy_coef or s.observe_training_entropy)
+        output = log_probs_from_logits(logits, batch.targets, temperature=s.temperature, with_entropy=entropy)
+        if entropy and not s.entropy_coef and output.entropy is not None:
+            output = output._replace(entropy=output.entropy.detach())
+        return output
+
+    @torch.no_grad()
+    def _log_probs_without_grad(self, model: nn.Module, batch: MicroBatch) -> Tensor:
+        logits = self._logits(model, batch)
+        return log_probs_from_logits(logits, batch.targets, temperature=self.settings.temperature).log_probs
+
+    def _compare_with_rollout(self, batch: MicroBatch, log_probs: Tensor) -> None:
+        """The mean over trainable tokens of |log p_train - log p_rollout|, before the rollout's first step."""
+        if self.settings.loss_type != "policy_loss":
+            return
+        comparable = (batch.mask != 0) & batch.has_rollout_log_probs
+        difference = log_prob_abs_diff(log_probs, batch.rollout_log_probs, comparable)
+        self.metrics.add_mean("train_rollout_logprob_abs_diff", difference.sum(), comparable.sum())

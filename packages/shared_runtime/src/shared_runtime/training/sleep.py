@@ -1,0 +1,62 @@
+"""Handing the device to somebody else: model and optimizer leave for host memory and come back."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shared_runtime.training.fsdp import move_optimizer
+
+
+class DeviceLease:
+    """Moves what it was given off the device and back. On a CPU only the bookkeeping happens."""
+
+    def __init__(
+        self,
+        modules: list[nn.Module],
+        optimizer: torch.optim.Optimizer | None,
+        device: torch.device,
+        *,
+        offloaded: bool = False,
+    ) -> None:
+        """Args:
+        modules: Sharded models.
+        optimizer: Its state moves too.
+        device: Where they belong.
+        offloaded: Under CPU offload everything lives on the host anyway.
+        """
+        self.modules, self.optimizer, self.device = modules, optimizer, device
+        self.moves = device.type != "cpu" and not offloaded
+        self.asleep = False
+
+    def sleep(self) -> None:
+        """Leave the device. Sleeping twice is allowed."""
+        if not self.asleep and self.moves:
+            self._move(torch.device("cpu"))
+            torch.cuda.empty_cache()
+        self.asleep = True
+
+    def wake_up(self) -> None:
+        """Come back."""
+        if self.asleep and self.moves:
+            self._move(self.device)
+        self.asleep = False
+
+    def require_awake(self, action: str) -> None:
+        """Raise if asleep.
+
+        Raises:
+            RuntimeError: With what was tried.
+        """
+        if self.asleep:
+            raise RuntimeError(f"the trainer sleeps: call wake_up before {action}")
+
+    def _move(self, device: torch.device) -> None:
+        for module in self.modules:
+            for part in module.modules():
+                reshard = getattr(part, "reshard", None)
+                if reshard is not None:
+                    reshard()
+            module.to(device)
+        if self.optimizer is not None:
+            move_optimizer(self.optimizer, device)
