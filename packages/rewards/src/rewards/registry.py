@@ -30,7 +30,8 @@ class RewardSpec:
         needs_label: A request without a label is an error.
         modality: What is scored.
         extra: The extra of this package that its dependencies are in; `None` for the base install.
-        remote: The work is done elsewhere, or by waiting: a pool of processes would not make it faster.
+        remote: The work is done elsewhere: a pool of processes would not make it faster.
+        composite: It scores by other rewards, and takes all their options as its option `options`.
     """
 
     name: str
@@ -41,16 +42,15 @@ class RewardSpec:
     modality: Literal["text", "image"] = "text"
     extra: str | None = None
     remote: bool = False
+    composite: bool = False
 
 
 def _text(name: str, inputs: tuple[str, ...] = ("response", "label"), **fields: Any) -> RewardSpec:
     return RewardSpec(name, f"rewards.text.{name}:grade", inputs=inputs, **fields)
 
 
-def _image(name: str, target: str, extra: str | None = None, remote: bool = False) -> RewardSpec:
-    return RewardSpec(
-        name, f"rewards.image.{target}", "scorer", needs_label=False, modality="image", extra=extra, remote=remote
-    )
+def _image(name: str, target: str, **fields: Any) -> RewardSpec:
+    return RewardSpec(name, f"rewards.image.{target}", "scorer", needs_label=False, modality="image", **fields)
 
 
 REWARDS: dict[str, RewardSpec] = {
@@ -64,20 +64,21 @@ REWARDS: dict[str, RewardSpec] = {
         _text("gpqa", ("response", "label", "metadata")),
         _text("ifbench", ("response", "metadata", "prompt"), needs_label=False, extra="ifbench"),
         _text("code"),
-        _text("format", ("response", "label", "metadata"), needs_label=False),
+        _text("format", ("response", "metadata"), needs_label=False),
         _text("random", (), needs_label=False),
         _text("deterministic_random", ("response", "tokens", "prompt"), needs_label=False),
         RewardSpec("remote_rm", "rewards.text.remote_rm:RemoteReward", "scorer", needs_label=False, remote=True),
-        _image("ocr", "ocr:OcrScorer", "ocr"),
-        _image("pickscore", "pickscore:PickScoreScorer", "clip"),
-        _image("hps", "hps:HpsScorer", "clip"),
-        _image("clip", "clip:ClipScorer", "clip"),
-        _image("aesthetic", "aesthetic:AestheticScorer", "clip"),
+        _image("ocr", "ocr:OcrScorer", extra="ocr"),
+        _image("pickscore", "pickscore:PickScoreScorer", extra="clip"),
+        _image("hps", "hps:HpsScorer", extra="clip"),
+        _image("clip", "clip:ClipScorer", extra="clip"),
+        _image("aesthetic", "aesthetic:AestheticScorer", extra="clip"),
         _image("jpeg_compressibility", "jpeg:JpegCompressibilityScorer"),
         _image("jpeg_incompressibility", "jpeg:JpegIncompressibilityScorer"),
-        _image("openai_api", "openai_api:OpenAIApiScorer", "openai", remote=True),
+        _image("shapes", "shapes:ShapesScorer"),
+        _image("openai_api", "openai_api:OpenAIApiScorer", remote=True),
         _image("custom_api", "api:CustomApiScorer", remote=True),
-        _image("weighted_mixture", "weighted_mixture:WeightedMixtureScorer"),
+        _image("weighted_mixture", "weighted_mixture:WeightedMixtureScorer", composite=True),
     )
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from rewards.text.boxed import last_boxed
 Options = Mapping[str, Mapping[str, Any]]
 
 _scorers: dict[tuple[str, str], Callable[[Sequence[RewardRequest]], list[Score]]] = {}
+_scorers_lock = threading.RLock()
 
 
 def score(
@@ -70,6 +72,8 @@ def _score_group(
     """Score the requests at `indices`, which all have this `rm_type`, into `scores`."""
     spec, boxed = get_spec(rm_type)
     chosen = (options or {}).get(spec.name) or {}
+    if spec.composite:
+        chosen = {**chosen, "options": {**(options or {}), **chosen.get("options", {})}}
     if spec.needs_label:
         for index in indices:
             _check_label(rm_type, requests[index], index)
@@ -124,6 +128,22 @@ def _boxed_request(request: RewardRequest) -> RewardRequest:
 def _scorer(name: str, options: Mapping[str, Any]) -> Callable[[Sequence[RewardRequest]], list[Score]]:
     """The scorer object of a name and its options; built once, since building may load a model."""
     key = (name, json.dumps(options, sort_keys=True, default=repr))
-    if key not in _scorers:
-        _scorers[key] = load(name)(**options)
-    return _scorers[key]
+    with _scorers_lock:
+        if key not in _scorers:
+            scorer = load(name)(**options)
+            spec = get_spec(name)[0]
+            _scorers[key] = scorer if spec.remote or spec.composite else _one_at_a_time(scorer)
+        return _scorers[key]
+
+
+def _one_at_a_time(
+    scorer: Callable[[Sequence[RewardRequest]], list[Score]],
+) -> Callable[[Sequence[RewardRequest]], list[Score]]:
+    """The scorer for callers in several threads: models and OCR engines keep state while they run."""
+    lock = threading.Lock()
+
+    def locked(requests: Sequence[RewardRequest]) -> list[Score]:
+        with lock:
+            return scorer(requests)
+
+    return locked

@@ -1,0 +1,230 @@
+"""A pool of Ray workers for one reward, standalone or on the bundles of a placement group (extra: `ray`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rewards.registry import get_spec
+from rewards.request import RewardError, RewardRequest, Score
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+logger = logging.getLogger(__name__)
+
+
+class SlotLedger:
+    """Which bundles of a placement group are still free for reward workers: one slot a bundle, shared by all pools.
+
+    Args:
+        num_bundles: Bundles of the group.
+    """
+
+    def __init__(self, num_bundles: int) -> None:
+        self._free = list(range(num_bundles))
+
+    def take(self, count: int, name: str) -> list[int]:
+        """Indices of `count` bundles, which are then taken.
+
+        Raises:
+            ValueError: There are not so many left.
+        """
+        if count > len(self._free):
+            raise ValueError(
+                f"{name} wants {count} colocated workers and {len(self._free)} bundles are free: "
+                f"lower --{name}-num-workers, or place it standalone"
+            )
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def give_back(self, bundles: Sequence[int]) -> None:
+        """Free the bundles again."""
+        self._free = sorted({*self._free, *bundles})
+
+
+@dataclass
+class _Worker:
+    actor: Any
+    bundle: int | None
+    depth: int = 0
+
+
+class RewardPool:
+    """Scores batches on several workers in turn. Safe to call from several threads.
+
+    A worker that dies is replaced, and its batch is tried once more; a batch that kills two workers is an error that
+    names its samples. Whatever a reward raises comes out as it is.
+
+    Args:
+        rm_type: The reward, or the default of requests that name their own.
+        options: Options of rewards by name, as `score` takes them.
+        num_workers: Workers; each builds its scorer once.
+        num_cpus_per_worker: CPU share of a worker.
+        num_gpus_per_worker: GPU share of a worker.
+        resources_per_worker: Shares of custom resources.
+        batch_size: Requests sent to a worker at once.
+        placement_group: Seat the workers on its bundles, one each, in place of Ray's own choice.
+        ledger: The bundles that are free, if several pools share the group; by default all of them.
+    """
+
+    def __init__(
+        self,
+        rm_type: str,
+        *,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        num_workers: int = 1,
+        num_cpus_per_worker: float = 1.0,
+        num_gpus_per_worker: float = 0.0,
+        resources_per_worker: Mapping[str, float] | None = None,
+        batch_size: int = 8,
+        placement_group: PlacementGroup | None = None,
+        ledger: SlotLedger | None = None,
+    ) -> None:
+        get_spec(rm_type)
+        if num_workers < 1 or batch_size < 1:
+            raise ValueError(f"the {rm_type} pool needs at least one worker and a batch size of at least 1")
+        self.rm_type, self.batch_size = rm_type, batch_size
+        self._options = {name: dict(entry) for name, entry in (options or {}).items()}
+        self._shares: dict[str, Any] = {
+            "num_cpus": num_cpus_per_worker,
+            "num_gpus": num_gpus_per_worker,
+            "resources": dict(resources_per_worker or {}) or None,
+        }
+        self._group, self._ledger = placement_group, None
+        bundles: list[int | None] = [None] * num_workers
+        if placement_group is not None:
+            self._ledger = ledger or SlotLedger(placement_group.bundle_count)
+            bundles = [*self._ledger.take(num_workers, rm_type)]
+        self._lock = threading.Lock()
+        self._next, self._restarts, self._samples, self._batches = 0, 0, 0, 0
+        self._workers = [_Worker(self._start(bundle), bundle) for bundle in bundles]
+
+    def score(self, requests: Sequence[RewardRequest]) -> list[Score]:
+        """One score a request, in order.
+
+        Raises:
+            RewardError: What the reward raised, or a batch that lost two workers.
+        """
+        named = [
+            replace(request, sample_id=index) if request.sample_id is None else request
+            for index, request in enumerate(requests)
+        ]
+        batches = [named[start : start + self.batch_size] for start in range(0, len(named), self.batch_size)]
+        submitted = [self._submit(batch) for batch in batches]
+        results: list[Score] = []
+        failure: Exception | None = None
+        for batch, sent in zip(batches, submitted, strict=True):
+            try:
+                results += self._finish(batch, *sent)
+            except Exception as error:
+                failure = failure or error  # the others still have to be taken off their queues
+        if failure is not None:
+            raise failure
+        return results
+
+    async def score_async(self, requests: Sequence[RewardRequest]) -> list[Score]:
+        """`score` without holding up the event loop."""
+        return await asyncio.to_thread(self.score, requests)
+
+    def metrics(self) -> dict[str, float]:
+        """Queue depth (batches sent and not yet back) in all, at most for one worker; restarts; work done so far."""
+        prefix = f"reward_pool/{self.rm_type}"
+        with self._lock:
+            depths = [worker.depth for worker in self._workers]
+            return {
+                f"{prefix}/queue_depth": float(sum(depths)),
+                f"{prefix}/queue_depth_max": float(max(depths)),
+                f"{prefix}/workers": float(len(depths)),
+                f"{prefix}/worker_restarts": float(self._restarts),
+                f"{prefix}/batches": float(self._batches),
+                f"{prefix}/samples": float(self._samples),
+            }
+
+    def actors(self) -> list[Any]:
+        """Handles of the workers, for health checks."""
+        return [worker.actor for worker in self._workers]
+
+    def shutdown(self) -> None:
+        """End the workers and free their bundles."""
+        with self._lock:
+            for worker in self._workers:
+                ray.kill(worker.actor)
+            if self._ledger is not None:
+                self._ledger.give_back([worker.bundle for worker in self._workers if worker.bundle is not None])
+                self._ledger = None
+
+    def _start(self, bundle: int | None) -> Any:
+        strategy = None
+        if self._group is not None and bundle is not None:
+            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        actor = _RewardWorker.options(scheduling_strategy=strategy, **self._shares)  # type: ignore[attr-defined]
+        return actor.remote(self.rm_type, self._options)
+
+    def _submit(self, batch: list[RewardRequest]) -> tuple[_Worker, Any, Any]:
+        """Send a batch to the worker whose turn it is: (worker, its actor now, the reference of the scores)."""
+        with self._lock:
+            worker = self._workers[self._next % len(self._workers)]
+            self._next += 1
+            worker.depth += 1
+            return worker, worker.actor, worker.actor.score.remote(batch)
+
+    def _finish(self, batch: list[RewardRequest], worker: _Worker, actor: Any, reference: Any) -> list[Score]:
+        """Wait for a batch; where its worker died, replace it and try the batch once more."""
+        try:
+            try:
+                scores = ray.get(reference)
+            except RayActorError as error:
+                logger.warning("a %s reward worker died and is replaced: %s", self.rm_type, error)
+                actor = self._replace(worker, actor)
+                scores = ray.get(actor.score.remote(batch))
+        except RayActorError as error:
+            self._replace(worker, actor)
+            names = ", ".join(str(request.sample_id) for request in batch)
+            raise RewardError(f"the {self.rm_type} reward lost two workers to samples {names}: {error}") from error
+        except RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        finally:
+            with self._lock:
+                worker.depth -= 1
+        with self._lock:
+            self._batches += 1
+            self._samples += len(batch)
+        return scores
+
+    def _replace(self, worker: _Worker, dead: Any) -> Any:
+        """A living actor for the worker; another batch may have replaced it already."""
+        with self._lock:
+            if worker.actor is dead:
+                ray.kill(dead)
+                worker.actor = self._start(worker.bundle)
+                self._restarts += 1
+            return worker.actor
+
+
+@ray.remote(max_restarts=0)
+class _RewardWorker:
+    """One process that scores batches."""
+
+    def __init__(self, rm_type: str, options: Mapping[str, Mapping[str, Any]]) -> None:
+        self._rm_type, self._options = rm_type, options
+
+    def score(self, requests: list[RewardRequest]) -> list[Score]:
+        """One score a request."""
+        from rewards import score
+
+        return score(requests, self._rm_type, options=self._options)
+
+    def process_id(self) -> int:
+        """The worker's process."""
+        import os
+
+        return os.getpid()
