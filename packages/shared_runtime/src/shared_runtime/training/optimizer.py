@@ -104,3 +104,11 @@ def build_schedule(
         return rate / lr if lr else 1.0
 
     return LambdaLR(optimizer, factor)
+
+
+def resume_schedule(schedule: LambdaLR, step: int) -> None:
+    """Put a schedule where it stands after `step` optimizer steps."""
+    rates = [base * factor(step) for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+    for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    schedule.last_epoch, schedule._last_lr = step, rates

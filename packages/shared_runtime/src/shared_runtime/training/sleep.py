@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -9,22 +11,23 @@ from shared_runtime.training.fsdp import move_optimizer
 
 
 class DeviceLease:
-    """Moves what it was given off the device and back. On a CPU only the bookkeeping happens."""
+    """Moves what it was given off the device and back. On a CPU only the bookkeeping happens.
+
+    Args:
+        modules: Sharded models.
+        optimizer: Its state moves too.
+        device: Where they belong.
+        offloaded: Under CPU offload everything lives on the host anyway.
+    """
 
     def __init__(
         self,
-        modules: list[nn.Module],
+        modules: Sequence[nn.Module],
         optimizer: torch.optim.Optimizer | None,
         device: torch.device,
         *,
         offloaded: bool = False,
     ) -> None:
-        """Args:
-        modules: Sharded models.
-        optimizer: Its state moves too.
-        device: Where they belong.
-        offloaded: Under CPU offload everything lives on the host anyway.
-        """
         self.modules, self.optimizer, self.device = modules, optimizer, device
         self.moves = device.type != "cpu" and not offloaded
         self.asleep = False

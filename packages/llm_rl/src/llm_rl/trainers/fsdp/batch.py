@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ def collate(
     rows: Sequence[TrainRow],
     sample_num_tokens: Sequence[int],
     *,
-    policy_version: int,
+    policy_version: int | None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> MicroBatch:
@@ -68,7 +69,8 @@ def collate(
     Args:
         rows: Training rows.
         sample_num_tokens: See :class:`MicroBatch`.
-        policy_version: Version of the current weights. A row with another `weight_version` is stale.
+        policy_version: Version of the current weights. A row with another `weight_version` is stale. `None` where no
+            policy ratio is taken (supervised losses).
         device: Where the tensors lie.
         dtype: Of masks, rewards and log-probs.
 
@@ -85,13 +87,14 @@ def collate(
         mask = np.asarray(row.get("loss_mask", np.ones(response)), dtype=np.float64)
         if mask.shape != (response,):
             raise ValueError(f"{name}: loss mask has shape {mask.shape}, its response {response} tokens")
-        log_probs = row.get("rollout_log_probs")
+        log_probs: Any = row.get("rollout_log_probs")
         if log_probs is not None and np.shape(log_probs) != (response,):
             raise ValueError(f"{name}: {np.shape(log_probs)} rollout log-probs for {response} response tokens")
-        old = row.get("weight_version", policy_version) != policy_version
+        version = row.get("weight_version")
+        old = None not in (policy_version, version) and version != policy_version
         if old and log_probs is None:
             raise ValueError(
-                f"{name} was drawn by weights of version {row['weight_version']}, now is {policy_version}: without "
+                f"{name} was drawn by weights of version {version}, now is {policy_version}: without "
                 "rollout log-probs its importance ratio is unknown"
             )
         targets.append(row_tokens[len(row_tokens) - response :])

@@ -43,7 +43,7 @@ class RolloutPass:
                 collate(
                     [step.rows[i] for i in indices],  # type: ignore[misc]
                     [step.sample_num_tokens[i] for i in indices],
-                    policy_version=rollout_id,
+                    policy_version=rollout_id if trainer.settings.loss_type == "policy_loss" else None,
                     device=trainer.context.device,
                     dtype=wide,
                 )
@@ -112,7 +112,7 @@ class RolloutPass:
             )
         clip_gradients(gradients, norm, self.settings.clip_grad)
         self.metrics.add_constant("grad_norm", norm)
-        self.metrics.add_constant("lr", trainer.schedule.get_last_lr()[0])
+        self.metrics.add_constant("lr", float(trainer.schedule.get_last_lr()[0]))
         trainer.optimizer.step()
         trainer.schedule.step()
         trainer.optimizer.zero_grad()

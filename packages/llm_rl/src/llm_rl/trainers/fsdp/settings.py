@@ -35,7 +35,7 @@ class FsdpTrainerSettings:
     publish_dtype: str | None = None
     """Dtype of published and exported weights. Unset: `train_dtype`."""
     attn_implementation: str | None = None
-    """Attention of transformers; sdpa and eager run padded. Unset: packed, by flash_attention_2 on a GPU that has it."""
+    """Attention of transformers; sdpa and eager pad. Unset: packed, with flash_attention_2 on a GPU that has it."""
     device: str | None = None
     """Unset: the GPU, where there is one."""
     seed: int = 1234

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from llm_rl.trainers.fsdp.weights import published_tensors
+from shared_runtime.training.optimizer import resume_schedule
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state under parameter names: `model.norm.weight.exp_avg`."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{names[parameter]}.{key}": value
         for parameter, state in optimizer.state.items()
@@ -53,7 +54,7 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: LambdaLR,
     fill_optimizer(optimizer)
     state = _state(model, optimizer, schedule)
     load_sharded(state, directory)
-    schedule.load_state_dict({"last_epoch": int(state["schedule"]["step"]), "_step_count": 0, "lr_lambdas": [None]})
+    resume_schedule(schedule, int(state["schedule"]["step"]))
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: LambdaLR) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,8 @@ def _plain_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The same architecture without weights and without sharding, for `save_pretrained`."""
     config = copy.deepcopy(model.config)
     with torch.device("meta"):
-        plain = _unsharded_class(model)(config).to(dtype)
+        plain: Any = _unsharded_class(model)(config)
+    plain = plain.to(dtype)
     plain.generation_config = copy.deepcopy(model.generation_config)
     return plain
 
