@@ -50,10 +50,12 @@ def test_values_and_gradients(chunk_size, temperature, with_entropy, source):
 
 def test_finite_differences():
     hidden, weight, targets, _ = problem()
-    f = lambda h, w: tuple(log_probs_from_hidden(h, w, targets, temperature=0.8, with_entropy=True, chunk_size=4))  # noqa: E731
-    assert torch.autograd.gradcheck(f, (hidden, weight))
-    g = lambda z: tuple(log_probs_from_logits(z, targets, temperature=0.8, with_entropy=True, chunk_size=4))  # noqa: E731
-    assert torch.autograd.gradcheck(g, ((hidden @ weight.T).detach().requires_grad_(),))
+    options = {"temperature": 0.8, "with_entropy": True, "chunk_size": 4}
+    assert torch.autograd.gradcheck(
+        lambda h, w: tuple(log_probs_from_hidden(h, w, targets, **options)), (hidden, weight)
+    )
+    logits = (hidden @ weight.T).detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: tuple(log_probs_from_logits(z, targets, **options)), (logits,))
 
 
 def test_entropy_alone_and_only_one_input_wants_a_gradient():

@@ -90,13 +90,15 @@ def test_clip_indicators():
 def test_gradient_by_finite_differences(ragged):
     new, old, advantages = draw(ragged, scale=0.1)
     keep = {"eps_clip": 0.3, "eps_clip_c": 2.0}
-    gspo = lambda n: (
-        clipped_policy_loss(  # noqa: E731
-            sequence_log_ratio(n, old, ragged.mask, ragged.segments), advantages, ragged.mask, **keep
-        ).loss
-    )
+
+    def gspo(n):
+        log_ratio = sequence_log_ratio(n, old, ragged.mask, ragged.segments)
+        return clipped_policy_loss(log_ratio, advantages, ragged.mask, **keep).loss
+
+    def ppo(n):
+        return clipped_policy_loss(token_log_ratio(n, old, ragged.mask), advantages, ragged.mask, **keep).loss
+
     assert torch.autograd.gradcheck(gspo, (new,))
-    ppo = lambda n: clipped_policy_loss(token_log_ratio(n, old, ragged.mask), advantages, ragged.mask, **keep).loss  # noqa: E731
     assert torch.autograd.gradcheck(ppo, (new,))
 
 
