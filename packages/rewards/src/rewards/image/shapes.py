@@ -100,7 +100,8 @@ def asked_properties(prompt: str) -> dict[str, str]:
         named = {word for word in words if word in values}
         if len(named) > 1:
             raise ValueError(f"the prompt {prompt!r} asks for {' and '.join(sorted(named))} at once")
-        asked |= {name: word for word in named}
+        if named:
+            asked[name] = named.pop()
     if not asked:
         known = ", ".join(word for values in PROPERTIES.values() for word in values)
         raise ValueError(f"the prompt {prompt!r} names nothing that the shapes reward can see: {known}")

@@ -1,0 +1,238 @@
+"""The in-process engine: a diffusers pipeline's own components, driven step by step."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffusion_rl.algorithms.step_dynamics import step_dynamics
+from diffusion_rl.engines.denoise import Denoised, denoise, draw_noise, step_noise_drawer
+from diffusion_rl.models.family import ModelFamily, Schedule
+from diffusion_rl.models.forward import predict_velocity
+from diffusion_rl.sample import GenerateOutput, GenerateRequest, Trajectory
+from shared_runtime.engines.contract import UpdateReport
+from shared_runtime.weight_sync.bucket import Bucket, TensorMeta
+from shared_runtime.weight_sync.receiver import TensorReceiver
+
+MAX_CACHED_PROMPTS = 256
+
+
+class LocalEngine:
+    """An :class:`~shared_runtime.engines.contract.EngineWorker` that runs in this process.
+
+    A request is one microgroup and one batch: its prompt is encoded once (and remembered, since the encoders never
+    change), its images are denoised together. Requests never share a batch, so an image does not depend on what else
+    is in flight, to the last bit.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        family: ModelFamily,
+        *,
+        device: str = "cpu",
+        forward_dtype: torch.dtype = torch.float32,
+        generator_device: str = "cpu",
+        train_components: tuple[str, ...] | None = None,
+    ) -> None:
+        """Take over a loaded pipeline.
+
+        Args:
+            pipeline: Of :func:`~diffusion_rl.models.loading.load_pipeline`.
+            family: Its family.
+            device: Where it computes.
+            forward_dtype: Autocast dtype of the transformer; float32 means none.
+            generator_device: Where noise is drawn; the same device gives the same noise.
+            train_components: The modules that updates overwrite, default the family's.
+        """
+        self.pipeline, self.family = pipeline, family
+        self.device, self.forward_dtype, self.generator_device = torch.device(device), forward_dtype, generator_device
+        self.train_components = train_components or family.train_components
+        self.scale_factor = family.vae_scale_factor(pipeline.vae.config)
+        self.receiver = TensorReceiver(self.named_tensors)
+        self._encoded: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+
+    def generate(self, requests: list[GenerateRequest]) -> list[GenerateOutput]:
+        """Answer some microgroups, in order.
+
+        Raises:
+            WeightUpdateError: If the last weight update failed or is still open.
+            ValueError: If an image has NaN or infinity; the message names its sample.
+        """
+        self.receiver.check_usable()
+        with torch.inference_mode():
+            return [self._generate(request) for request in requests]
+
+    def _generate(self, request: GenerateRequest) -> GenerateOutput:
+        params, family, count = request.params, self.family, request.num_outputs
+        guidance = family.guidance(params.guidance_scale, params.true_cfg_scale)
+        conditions = self._encode(request.prompt)
+        negative = None
+        if guidance.active or params.return_negative_conditions:
+            negative = self._encode(params.negative_prompt or "")
+
+        in_channels = self.pipeline.transformer.config.in_channels
+        shape = family.noise_shape(in_channels, params.height, params.width, self.scale_factor)
+        seeds = [request.seed + k for k in range(count)]
+        drawn, generators = draw_noise(shape, seeds, self.generator_device, self.device)
+        noise = family.pack_latents(drawn)
+        schedule = family.schedule(self.pipeline.scheduler, params.num_steps, noise, params.flow_shift)
+        schedule = Schedule(schedule.sigmas.to(self.device), schedule.timesteps.to(self.device))
+
+        batch = family.collate_conditions([conditions] * count)
+        negative_batch = None if negative is None else family.collate_conditions([negative] * count)
+        extra = family.forward_arguments(params.height, params.width, count, self.scale_factor)
+
+        def velocity(latents: Tensor, timestep: Tensor) -> Tensor:
+            return predict_velocity(
+                family,
+                self.pipeline.transformer,
+                latents,
+                timestep.expand(count),
+                batch,
+                negative_batch,
+                guidance,
+                extra=extra,
+                forward_dtype=self.forward_dtype,
+            )
+
+        done = denoise(
+            velocity,
+            noise,
+            step_noise_drawer(shape, generators, family.pack_latents, self.device),
+            schedule,
+            step_dynamics(params.sde_type),
+            params.noise_level,
+            sde_steps=request.sde_steps,
+            return_steps=request.return_steps,
+            constants=not params.log_prob_no_const,
+            debug=params.debug,
+        )
+        decoded = family.decode(self.pipeline.vae, done.clean, params.height, params.width)
+        _check_finite(decoded, request)
+        images = (decoded.float() / 2.0 + 0.5).clamp(0.0, 1.0)
+        return GenerateOutput(
+            request_id=request.request_id,
+            images=images.cpu().numpy(),
+            trajectories=_trajectories(done, schedule),
+            conditions=_to_numpy(conditions),
+            negative_conditions=None if negative is None else _to_numpy(negative),
+            weight_version=self.receiver.version,
+        )
+
+    def _encode(self, prompt: str) -> dict[str, Tensor]:
+        """The prompt's conditions, without a batch axis."""
+        if prompt in self._encoded:
+            self._encoded.move_to_end(prompt)
+            return self._encoded[prompt]
+        (conditions,) = self.family.encode_prompts(self.pipeline, [prompt])
+        self._encoded[prompt] = conditions
+        if len(self._encoded) > MAX_CACHED_PROMPTS:
+            self._encoded.popitem(last=False)
+        return conditions
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """What an update overwrites: the parameters of the trained components, by diffusers name.
+
+        With several trained components the component's name stands in front.
+        """
+        return published_parameters({name: getattr(self.pipeline, name) for name in self.train_components})
+
+    def pause(self) -> None:
+        """A worker takes calls in order, so nothing runs when this is called."""
+
+    def resume(self) -> None:
+        """See :meth:`pause`."""
+
+    def flush_cache(self) -> None:
+        """Encoded prompts do not depend on the weights that change, so there is nothing to forget."""
+
+    def begin_update(self, version: int, tensors: list[TensorMeta]) -> None:
+        """See :meth:`TensorReceiver.begin`."""
+        self.receiver.begin(version, tensors)
+
+    def apply_bucket(self, bucket: Bucket) -> int:
+        """See :meth:`TensorReceiver.apply`."""
+        return self.receiver.apply(bucket)
+
+    def end_update(self) -> UpdateReport:
+        """See :meth:`TensorReceiver.end`."""
+        return self.receiver.end()
+
+    def abort_update(self) -> None:
+        """See :meth:`TensorReceiver.abort`."""
+        self.receiver.abort()
+
+    def weight_checksums(self) -> dict[str, str]:
+        """See :meth:`TensorReceiver.checksums`."""
+        return self.receiver.checksums()
+
+    def health(self) -> dict[str, Any]:
+        """Facts for the driver."""
+        return {"family": self.family.name, "device": str(self.device), "weight_version": self.receiver.version}
+
+    def sleep(self) -> None:
+        """Move every module to host memory and free the device's."""
+        self.pipeline.to("cpu")
+        self._encoded.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake_up(self) -> None:
+        """Move them back."""
+        self.pipeline.to(self.device)
+
+
+def published_parameters(components: dict[str, torch.nn.Module]) -> dict[str, Tensor]:
+    """Parameters by published name: diffusers' own for one component, with the component in front for several."""
+    if len(components) == 1:
+        (module,) = components.values()
+        return dict(module.named_parameters())
+    return {
+        f"{component}.{name}": tensor
+        for component, module in components.items()
+        for name, tensor in module.named_parameters()
+    }
+
+
+def _trajectories(done: Denoised, schedule: Schedule) -> tuple[Trajectory, ...]:
+    sigmas, timesteps = schedule.sigmas.cpu().numpy(), schedule.timesteps.cpu().numpy()
+    latents, log_probs = done.latents.cpu().numpy(), done.log_probs.cpu().numpy()
+    outputs = None if done.model_outputs is None else done.model_outputs.cpu().numpy()
+    return tuple(
+        Trajectory(
+            sigmas=sigmas,
+            timesteps=timesteps,
+            latents=latents[k],
+            latent_indices=done.latent_indices,
+            sde_steps=done.sde_steps,
+            log_probs=log_probs[k],
+            model_outputs=None if outputs is None else outputs[k],
+        )
+        for k in range(len(latents))
+    )
+
+
+def _to_numpy(conditions: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """float32 holds every narrower dtype exactly, and numpy lacks bfloat16."""
+    return {
+        name: (value.float() if value.is_floating_point() else value).cpu().numpy()
+        for name, value in conditions.items()
+    }
+
+
+def _check_finite(images: Tensor, request: GenerateRequest) -> None:
+    finite = images.isfinite().flatten(1).all(dim=1)
+    if bool(finite.all()):
+        return
+    broken = [k for k, good in enumerate(finite.tolist()) if not good]
+    names = [f"sample {request.sample_ids[k]}" if request.sample_ids else f"image {k}" for k in broken]
+    raise ValueError(
+        f"{', '.join(names)} of request {request.request_id} (prompt {request.prompt!r}, seeds "
+        f"{[request.seed + k for k in broken]}) came out as NaN: the weights are broken, or "
+        "--diffusion-forward-dtype is too narrow for this model"
+    )

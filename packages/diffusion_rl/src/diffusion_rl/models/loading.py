@@ -1,0 +1,66 @@
+"""Loading a diffusers checkpoint, whole for the engine or its transformer alone for the trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffusion_rl.models.family import ModelFamily
+from diffusion_rl.models.registry import FamilyError, check_checkpoint
+
+
+def load_pipeline(checkpoint: str, family: ModelFamily, *, device: str = "cpu", dtype: torch.dtype) -> Any:
+    """The diffusers pipeline, frozen, in evaluation mode, every module in `dtype`.
+
+    Raises:
+        FamilyError: If the checkpoint is not of this family or not complete.
+    """
+    import diffusers
+
+    check_checkpoint(checkpoint, family)
+    pipeline = getattr(diffusers, family.pipeline_classes[0]).from_pretrained(checkpoint, torch_dtype=dtype)
+    pipeline.set_progress_bar_config(disable=True)
+    for module in pipeline.components.values():
+        if isinstance(module, torch.nn.Module):
+            module.requires_grad_(False).eval()
+    return pipeline.to(device)
+
+
+def load_component(checkpoint: str, family: ModelFamily, component: str, *, dtype: torch.dtype) -> torch.nn.Module:
+    """One module of a local checkpoint, such as `transformer`, by the class that `model_index.json` names.
+
+    Raises:
+        FamilyError: If the checkpoint is not of this family, or has no such module.
+    """
+    import importlib
+
+    check_checkpoint(checkpoint, family)
+    index = json.loads((Path(checkpoint) / "model_index.json").read_text(encoding="utf-8"))
+    if index.get(component) in (None, [None, None]):
+        raise FamilyError(f"--hf-checkpoint {checkpoint} has no component {component!r}")
+    library, name = index[component]
+    module = getattr(importlib.import_module(library), name)
+    return module.from_pretrained(checkpoint, subfolder=component, torch_dtype=dtype)
+
+
+def component_config(checkpoint: str, component: str) -> dict[str, Any]:
+    """A component's `config.json`, read without loading it."""
+    return json.loads((Path(checkpoint) / component / "config.json").read_text(encoding="utf-8"))
+
+
+def check_size(checkpoint: str, family: ModelFamily, height: int, width: int) -> None:
+    """Refuse a picture size that the VAE and the patches can't divide.
+
+    Raises:
+        ValueError: The message has the nearest sizes that fit.
+    """
+    vae, transformer = (component_config(checkpoint, name) for name in ("vae", "transformer"))
+    multiple = family.size_multiple(vae, transformer)
+    for flag, size in (("--diffusion-height", height), ("--diffusion-width", width)):
+        if size < multiple or size % multiple:
+            below, above = max(size // multiple, 1) * multiple, (size // multiple + 1) * multiple
+            near = f"{below} or {above}" if below != above else f"{below}"
+            raise ValueError(f"{flag} {size} must be a multiple of {multiple} for this checkpoint: {near}")
