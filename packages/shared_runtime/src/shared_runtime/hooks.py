@@ -24,20 +24,32 @@ class HookSpec:
         parameters: Names of the positional arguments it is called with, for messages.
         is_async: `True`: it must be `async def`. `False`: it must not. `None`: either.
         optional: How many of the last `parameters` it may leave out.
-        keywords: Keyword arguments that are passed only to functions that take them.
+        alternative: Another shape that will do as well.
     """
 
     parameters: tuple[str, ...]
     is_async: bool | None = False
     optional: int = 0
-    keywords: tuple[str, ...] = ()
+    alternative: HookSpec | None = None
 
     def describe(self, name: str) -> str:
         """The signature as a user would write it."""
         prefix = {True: "async def", False: "def", None: "[async] def"}[self.is_async]
         required = len(self.parameters) - self.optional
         shown = [p if i < required else f"{p} (optional)" for i, p in enumerate(self.parameters)]
-        return f"{prefix} {name}({', '.join(shown)})"
+        text = f"{prefix} {name}({', '.join(shown)})"
+        return text if self.alternative is None else f"{text}` or `{self.alternative.describe(name)}"
+
+    def problem(self, function: Callable[..., Any]) -> str | None:
+        """Why a function has another shape, or `None` if it fits."""
+        counts = range(len(self.parameters), len(self.parameters) - self.optional - 1, -1)
+        if not any(accepts(function, count) for count in counts):
+            found = f"it can't be called with {' or '.join(map(str, counts))} positional arguments"
+        elif self.is_async is not None and is_async(function) != self.is_async:
+            found = f"it must {'' if self.is_async else 'not '}be async"
+        else:
+            return None
+        return found if self.alternative is None or self.alternative.problem(function) else None
 
 
 @dataclass(frozen=True)
@@ -70,13 +82,10 @@ def load_function(path: str, flag: str, spec: HookSpec) -> Callable[..., Any]:
     name = path.rpartition(".")[2]
     if not callable(function) or inspect.isclass(function):
         raise HookError(f"{flag} {path}: expected `{spec.describe(name)}`, found {_kind(function)}")
-    found = _describe(function, name)
-    expected = f"{flag} {path}: expected `{spec.describe(name)}`, found `{found}`"
-    required = len(spec.parameters) - spec.optional
-    if not any(accepts(function, count) for count in range(len(spec.parameters), required - 1, -1)):
-        raise HookError(f"{expected}: it can't be called with {' and '.join(_counts(spec))} positional arguments")
-    if spec.is_async is not None and is_async(function) != spec.is_async:
-        raise HookError(f"{expected}: it must {'' if spec.is_async else 'not '}be async")
+    problem = spec.problem(function)
+    if problem is not None:
+        found = _describe(function, name)
+        raise HookError(f"{flag} {path}: expected `{spec.describe(name)}`, found `{found}`: {problem}")
     return function
 
 
@@ -188,10 +197,6 @@ def takes_keyword(function: Callable[..., Any], name: str) -> bool:
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling it gives a coroutine: an `async def`, or an object with an async `__call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _counts(spec: HookSpec) -> list[str]:
-    return [str(count) for count in range(len(spec.parameters) - spec.optional, len(spec.parameters) + 1)]
 
 
 def _describe(function: Callable[..., Any], name: str) -> str:

@@ -51,6 +51,7 @@ class RolloutExecutor(Generic[S]):
         max_in_flight: int | None = None,
         granularity: Granularity = "group",
         max_rejected_rounds: int = 8,
+        stop_when_exhausted: bool = False,
     ) -> None:
         """Set up.
 
@@ -68,6 +69,7 @@ class RolloutExecutor(Generic[S]):
             max_in_flight: At most this many samples are generated at once; by default all.
             granularity: What frees room under `max_in_flight`.
             max_rejected_rounds: So many times `num_groups` rejected groups in a row stop the run.
+            stop_when_exhausted: A source without more groups ends the batch early (evaluation sets).
         """
         if (generate is None) == (generate_group is None):
             raise ValueError("give either generate or generate_group")
@@ -86,6 +88,7 @@ class RolloutExecutor(Generic[S]):
         self.args = args
         self.over_sampling_batch_size = over_sampling_batch_size
         self.max_rejected_rounds = max_rejected_rounds
+        self.stop_when_exhausted = stop_when_exhausted
 
     async def run(self, source: GroupSource[S], num_groups: int) -> RolloutResult[S]:
         """Fill one batch.
@@ -138,7 +141,8 @@ class _Batch(Generic[S]):
             self._judge_finished()
             if len(self.kept) == self.num_groups:
                 break
-            self._draw_missing()
+            if not self._draw_missing():
+                break
             self._submit()
             await self.runner.wake.wait()
         ended = time.perf_counter()
@@ -157,13 +161,15 @@ class _Batch(Generic[S]):
             score_seconds=ended - generated,
         )
 
-    def _draw_missing(self) -> None:
-        """Draw until what is kept and what is under way fill the batch."""
+    def _draw_missing(self) -> bool:
+        """Draw until what is kept and what is under way fill the batch; `False` if that can't be and nothing is."""
         while (missing := self.num_groups - len(self.kept) - len(self.unjudged)) > 0:
             groups = self.source.get_samples(self.executor.over_sampling_batch_size or missing)
             if not groups:
                 if self.unjudged:
-                    return
+                    return True
+                if self.executor.stop_when_exhausted:
+                    return False
                 raise RolloutError(
                     f"the data source has no more groups: {len(self.kept)} of {self.num_groups} are there"
                 )
@@ -173,6 +179,7 @@ class _Batch(Generic[S]):
                 self.drawn.append(group)
                 self.waiting.append(group)
                 self.unjudged.append(group)
+        return True
 
     def _check_new(self, samples: list[S]) -> None:
         if not samples:
