@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ci_select
 import pytest
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "ci_select.py"
@@ -135,13 +136,8 @@ def test_unknown_base_is_an_error(repository):
     assert "--base nowhere: fatal" in result.stderr
 
 
-def test_on_this_repository(tmp_path):
+def test_on_this_repository():
     """Our own pyproject files give the order of the packages."""
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        import ci_select
-    finally:
-        sys.path.pop(0)
     root = SCRIPT.parent.parent
     every = {
         name: f"packages/{name}/src/{name}/x.py" for name in ("rewards", "shared_runtime", "llm_rl", "diffusion_rl")
