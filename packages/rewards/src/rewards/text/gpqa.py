@@ -16,7 +16,7 @@ _LETTER = (
 _NAMED = re.compile(rf"(?i:answer|option|choice)\s{{0,8}}(?i:is)?\s{{0,8}}:?{_LETTER}", re.MULTILINE)
 _BOXED = re.compile(rf"\\boxed\{{{_LETTER}", re.MULTILINE)
 _CORRECT = re.compile(r"\b([A-Z])\)?\s{1,8}is\s{1,8}(?:the\s{1,8})?correct")
-_STANDALONE = re.compile(r"(?<![A-Za-z'’])[A-Z](?![A-Za-z'’])")
+_STANDALONE = re.compile(r"(?<![A-Za-z'’])(?:[A-HJ-Z]|I(?!\s+[a-z]))(?![A-Za-z'’])")  # "I think" names no choice
 _TAIL = 20_000
 
 
@@ -72,7 +72,7 @@ def _correct(label: Any, given: Any, letters: list[str], choices: list[Any]) -> 
         if len(stripped) == 1 and stripped in letters:
             letter = letter or stripped
         else:
-            text = _words(label)
+            text = _words(label) if len(stripped) != 1 or not stripped.isalpha() else None
             normalized = [_words(str(choice)) for choice in choices]
             if letter is None and text in normalized:
                 letter = letters[normalized.index(text)]

@@ -48,9 +48,7 @@ def grade(response: str, label: Any, *, symbolic: bool = True) -> float:
         answer = last_boxed(response)
     else:
         answer = response.strip()
-        if len(answer) > _MAX_BARE_ANSWER and answer != reference.strip():
-            return 0.0
-        if "\n" in answer and answer != reference.strip():
+        if (len(answer) > _MAX_BARE_ANSWER or "\n" in answer) and answer != reference.strip():
             return 0.0
     if not answer:
         return 0.0

@@ -45,8 +45,10 @@ def equivalent(answer: str, label: str, symbolic: bool = True) -> bool:
 
 @lru_cache(maxsize=8192)
 def _equivalent(answer: str, label: str, symbolic: bool) -> bool:
+    if answer.strip() == label.strip() != "":
+        return True
     if len(answer) > _MAX_CHARACTERS or len(label) > _MAX_CHARACTERS:
-        return unwrap(answer) == unwrap(label) or _same_long_integer(unwrap(answer), unwrap(label))
+        return _same_long_integer(unwrap(answer), unwrap(label))
     left, right = _parse(answer), _parse(label)
     if not left.text or not right.text:
         return unwrap(answer) == unwrap(label) != ""

@@ -15,7 +15,7 @@ import platform
 import resource
 import struct
 import sys
-from typing import Any
+import types
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _PR_SET_PDEATHSIG, _SECCOMP_MODE_FILTER = 38, 22, 1, 2
 _ALLOW, _ERRNO_EPERM, _ERRNO_ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
@@ -99,7 +99,9 @@ def main() -> None:
 
 def run(source: str, tests: str | None) -> bool:
     """The program, then its tests in the same namespace. `sys.exit(0)` in the tests is `unittest.main`'s success."""
-    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module  # where unittest looks for tests, and pickle for classes
+    namespace = module.__dict__
     try:
         exec(compile(source, "program.py", "exec"), namespace)
     except SystemExit as stop:
