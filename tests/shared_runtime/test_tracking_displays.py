@@ -98,6 +98,11 @@ class TestConsole:
             assert shown in last
         assert out.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is back
 
+    def test_plain_and_live_can_be_chosen(self):
+        plain, out, _ = self.sink(terminal=True, live=False)
+        plain.log(0, STEP)
+        assert out.getvalue().startswith("step 1/20 | reward 0.500")
+
     def test_sparkline(self):
         assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
         assert sparkline([0.3, 0.3]) == "▁▁"
@@ -288,5 +293,8 @@ def test_build_tracker_writes_all_of_a_run(tmp_path, capsys):
     assert [row["response"] for row in read_rows(run.samples_path)] == ["2", "2"]
     assert run.reward_plot_path.exists()
     assert list((tmp_path / "tb" / "tiny").glob("events*"))
+    with build_tracker(run, 2, use_tensorboard=True, progress="none") as tracker:
+        tracker.log(2, STEP)
+    assert list((run.path / "tensorboard").glob("events*"))
     assert list(run.path.glob("wandb/offline-run-*"))
     assert "step 2/2 | reward 0.500" in capsys.readouterr().out

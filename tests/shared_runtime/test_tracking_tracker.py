@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from shared_runtime.hooks import HookError
 from shared_runtime.tracking import LogHooks, Sink, Tracker, TrackingError
 from shared_runtime.tracking.jsonl import JsonlSink, read_rows
 from shared_runtime.tracking.keys import eval_scores
@@ -131,18 +132,19 @@ class TestLogHooks:
         with pytest.raises(TypeError, match="returned a str; return True to leave"):
             hooks.evaluation(0, {}, {})
 
-    def test_wrong_signature_is_an_error_at_the_door(self):
-        def log(rollout_id, samples):
-            return True
-
-        with pytest.raises(TypeError, match=r"--custom-rollout-log-function-path: .*log must take \(rollout_id, args"):
-            LogHooks(rollout=log)
-        with pytest.raises(TypeError, match="--custom-eval-rollout-log-function-path"):
-            LogHooks(evaluation=log)
-
-    def test_async_function_is_refused(self):
-        async def log(rollout_id, args, data, extra_metrics):
-            return True
-
-        with pytest.raises(TypeError, match="is async"):
-            LogHooks(evaluation=log)
+    def test_functions_are_loaded_and_checked_at_the_door(self, tmp_path, monkeypatch):
+        (tmp_path / "my_log_functions.py").write_text(
+            "def rollout(rollout_id, args, samples, rollout_extra_metrics, rollout_time): return True\n"
+            "def evaluation(rollout_id, args, data, extra_metrics): return True\n"
+            "def short(rollout_id, samples): return True\n"
+            "async def later(rollout_id, args, data, extra_metrics): return True\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        hooks = LogHooks.load("my_log_functions.rollout", "my_log_functions.evaluation")
+        assert hooks.rollout(0, [], {}, 0.0)
+        assert hooks.evaluation(0, {}, {})
+        assert not LogHooks.load(None, None).rollout(0, [], {}, 0.0)
+        with pytest.raises(HookError, match=r"--custom-rollout-log-function-path my_log_functions\.short"):
+            LogHooks.load("my_log_functions.short", None)
+        with pytest.raises(HookError, match=r"--custom-eval-rollout-log-function-path my_log_functions\.later.*async"):
+            LogHooks.load(None, "my_log_functions.later")

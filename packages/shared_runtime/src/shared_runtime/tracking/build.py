@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shared_runtime.tracking.console import ConsoleSink
 from shared_runtime.tracking.jsonl import JsonlSink
@@ -24,7 +24,7 @@ def build_tracker(
     config: Mapping[str, Any] | None = None,
     log_interval: int = 1,
     score_label: str = "accuracy",
-    console: bool = True,
+    progress: Literal["auto", "live", "plain", "none"] = "auto",
     use_wandb: bool = False,
     wandb_project: str | None = None,
     wandb_group: str | None = None,
@@ -33,22 +33,35 @@ def build_tracker(
     wandb_key: str | None = None,
     wandb_mode: Mode | None = None,
     wandb_dir: Path | None = None,
+    use_tensorboard: bool = False,
     tensorboard_dir: Path | None = None,
 ) -> Tracker:
     """JSONL and `reward.png` always; console, W&B and TensorBoard as asked for.
 
     On resume call `tracker.truncate_after(last rollout in the checkpoint)` before the first `log`.
 
+    Args:
+        run: The run's directory.
+        total_steps: Rollouts in the whole run.
+        config: The resolved configuration, for W&B; secrets are left out.
+        log_interval: `--log-interval`.
+        score_label: What an evaluation score is, in console and picture.
+        progress: Live display, plain lines, or nothing; `auto` is live on a terminal.
+        use_wandb: `--use-wandb`; the other `wandb_…` are the flags of these names.
+        use_tensorboard: `--use-tensorboard`.
+        tensorboard_dir: A directory that several runs share, each in a folder of its name; without it the run's own.
+
     Raises:
         ImportError: If a sink's package is missing; names the extra.
     """
     sinks: list[Sink] = [JsonlSink(run.metrics_path, run.samples_path)]
-    if console:
-        sinks.append(ConsoleSink(total_steps, run.name, log_interval, score_label))
-    if tensorboard_dir:
+    if progress != "none":
+        live = None if progress == "auto" else progress == "live"
+        sinks.append(ConsoleSink(total_steps, run.name, log_interval, live, score_label))
+    if use_tensorboard or tensorboard_dir:
         from shared_runtime.tracking.tensorboard import TensorBoardSink
 
-        sinks.append(TensorBoardSink(tensorboard_dir / run.name))
+        sinks.append(TensorBoardSink(tensorboard_dir / run.name if tensorboard_dir else run.path / "tensorboard"))
     if use_wandb:
         from shared_runtime.tracking.wandb import WandbSink
 

@@ -37,6 +37,7 @@ class ConsoleSink(Sink):
         title: The run's name.
         score_label: What an evaluation score is.
         log_interval: In plain mode, print every that many steps, and the last one.
+        live: Live display or plain lines; `None` is live on a terminal.
         console: Where to; the default is standard output.
         clock: Seconds, monotonic.
     """
@@ -48,6 +49,7 @@ class ConsoleSink(Sink):
         total_steps: int,
         title: str = "",
         log_interval: int = 1,
+        live: bool | None = None,
         score_label: str = "accuracy",
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -58,6 +60,7 @@ class ConsoleSink(Sink):
         self._score_label = score_label
         self._interval = max(1, log_interval)
         self._clock = clock
+        self._wanted_live = live
         self._live: Live | None = None
         self._step = -1
         self._phase: str | None = None
@@ -122,6 +125,8 @@ class ConsoleSink(Sink):
         return self._console
 
     def _is_live(self) -> bool:
+        if self._wanted_live is not None:
+            return self._wanted_live
         screen = self._screen()
         return screen.is_terminal and not screen.is_dumb_terminal and not screen.is_jupyter
 

@@ -8,14 +8,15 @@ Returning `True` leaves the default logging of that call out; `False` or nothing
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Self
+
+from shared_runtime.hooks import HookSpec, load_function
 
 LogFunction = Callable[..., bool | None]
 
-ROLLOUT_ARGUMENTS = ("rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time")
-EVAL_ARGUMENTS = ("rollout_id", "args", "data", "extra_metrics")
+ROLLOUT_LOG = HookSpec(("rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"))
+EVAL_LOG = HookSpec(("rollout_id", "args", "data", "extra_metrics"))
 
 
 class LogHooks:
@@ -25,9 +26,6 @@ class LogHooks:
         rollout: Called after each rollout.
         evaluation: Called after each evaluation.
         args: The run's configuration, passed on as `args`.
-
-    Raises:
-        TypeError: If a function can't be called as above; names its flag and both signatures.
     """
 
     def __init__(
@@ -36,10 +34,20 @@ class LogHooks:
         self._rollout = rollout
         self._evaluation = evaluation
         self._args = args
-        if rollout:
-            check_log_function(rollout, ROLLOUT_ARGUMENTS, "--custom-rollout-log-function-path")
-        if evaluation:
-            check_log_function(evaluation, EVAL_ARGUMENTS, "--custom-eval-rollout-log-function-path")
+
+    @classmethod
+    def load(cls, rollout_path: str | None, evaluation_path: str | None, args: Any = None) -> Self:
+        """From the dotted paths of the two flags.
+
+        Raises:
+            HookError: If a path doesn't import or its function can't be called as above; names the flag.
+        """
+        rollout = evaluation = None
+        if rollout_path:
+            rollout = load_function(rollout_path, "--custom-rollout-log-function-path", ROLLOUT_LOG)
+        if evaluation_path:
+            evaluation = load_function(evaluation_path, "--custom-eval-rollout-log-function-path", EVAL_LOG)
+        return cls(rollout, evaluation, args)
 
     def rollout(
         self,
@@ -63,17 +71,6 @@ class LogHooks:
         if self._evaluation is None:
             return False
         return _verdict(self._evaluation, self._evaluation(rollout_id, self._args, data, extra_metrics))
-
-
-def check_log_function(function: LogFunction, arguments: tuple[str, ...], flag: str) -> None:
-    """Raise TypeError unless `function` takes `arguments` by position."""
-    try:
-        inspect.signature(function).bind(*arguments)
-    except (TypeError, ValueError) as error:
-        name = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
-        raise TypeError(f"{flag}: {name} must take ({', '.join(arguments)}): {error}") from error
-    if inspect.iscoroutinefunction(function):
-        raise TypeError(f"{flag}: {function.__qualname__} is async; a log function is an ordinary one")
 
 
 def _verdict(function: LogFunction, result: object) -> bool:
