@@ -130,3 +130,24 @@ def test_no_reward_at_all() -> None:
     assert row_check(None)(PromptRow("a")) == "no reward: give --rm-type, or metadata.rm_type in the row"
     assert row_check(None)(PromptRow("a", metadata={"rm_type": "random"})) is None
     assert row_check("math")(PromptRow("a", 0)) is None
+
+
+def test_checked_prompts_are_not_encoded_again_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    import llm_rl.prompts as module
+
+    encoder = PromptEncoder(build_tokenizer())
+    rows = [PromptRow(f"{i}+{i}=") for i in range(10, 30)]
+    expected = encoder.encode_batch([row.prompt for row in rows])
+    calls: list[Any] = []
+    real = encoder.encode_batch
+    monkeypatch.setattr(encoder, "encode_batch", lambda prompts: calls.append(len(prompts)) or real(prompts))
+    check_prompts(dataset(*rows), encoder, max_context=512, max_response_len=8)
+    assert [encoder.encode(row.prompt) for row in rows] == expected
+    assert calls == [20]
+    monkeypatch.setattr(module, "_CACHED_TOKENS", 60)
+    encoder.encode("1+1=")
+    # Room for 9 of the 6-token prompts besides the new one: the latest of them are still there.
+    assert [encoder.encode(row.prompt) for row in rows[11:]] == expected[11:]
+    assert calls == [20, 1]
+    encoder.encode(rows[0].prompt)
+    assert calls == [20, 1, 1]

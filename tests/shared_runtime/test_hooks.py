@@ -163,5 +163,5 @@ def test_alternative_shapes(package: str) -> None:
     spec = HookSpec(("args", "samples", "more"), alternative=HookSpec(("input",)))
     for name in ("short", "long"):
         load_function(f"{package}.mine.{name}", "--f", spec)
-    with pytest.raises(HookError, match=r"expected `def good\(args, samples, more\)` or `def good\(input\)`, found `def"):
+    with pytest.raises(HookError, match=r"expected `def good\(args, samples, more\)` or `def good\(input\)`, found"):
         load_function(f"{package}.mine.good", "--f", spec)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared_runtime.data import PromptDataset, PromptRow, RolloutDataSource
+from shared_runtime.placement.failures import WorkerDied
 from shared_runtime.rollout.executor import FixedSource, RolloutExecutor
 from shared_runtime.rollout.filters import FilterOutput, check_reward_nonzero_std
 from shared_runtime.rollout.types import RolloutError, RolloutResult
@@ -367,6 +368,14 @@ def test_a_failed_generation_names_its_sample_and_loses_no_prompt() -> None:
         run(RolloutExecutor(generate=generate, score=reward_of_label), data, 4)
     assert time.perf_counter() - started < 5
     assert group_ids(data.buffer) == [0, 1, 2, 3]
+
+
+def test_a_dead_engine_is_not_blamed_on_the_sample_that_waited() -> None:
+    async def generate(sample: BaseSample) -> BaseSample:
+        raise WorkerDied("engine", 1, 4711, "killed by SIGKILL")
+
+    with pytest.raises(WorkerDied, match=r"^engine worker 1 \(pid 4711\) died"):
+        run(RolloutExecutor(generate=generate, score=reward_of_label), source(), 1)
 
 
 def test_an_aborted_group_goes_back_and_is_replaced() -> None:

@@ -26,7 +26,7 @@ class InstantEngine:
 
 
 def test_512_samples_are_scheduled_in_milliseconds() -> None:
-    """Measured at about 10 ms on one core of a small machine; the bound leaves room for a busy one."""
+    """About 10 ms of this thread's time on a small machine; the bound leaves room for a slower one."""
     rows = [PromptRow(f"{i}+1=", i) for i in range(1000)]
     data: RolloutDataSource[BaseSample] = RolloutDataSource(
         PromptDataset(rows), BaseSample, n_samples_per_prompt=16, shuffle=True
@@ -46,12 +46,12 @@ def test_512_samples_are_scheduled_in_milliseconds() -> None:
     times = []
     with EventLoop() as loop:
         for _ in range(10):
-            started = time.perf_counter()
+            started = time.thread_time()
             result = loop.run(executor.run(data, 32))
-            times.append(time.perf_counter() - started)
+            times.append(time.thread_time() - started)
             assert len(result.samples) == 32
     assert engine.batches == [512] * 10
-    assert min(times) < 0.06
+    assert min(times) < 0.04
 
 
 def test_event_loop_inside_a_running_loop() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from shared_runtime.data.files import raise_problems
 from shared_runtime.data.prompts import Prompt, PromptDataset, PromptRow
 
-_CACHED = 4096
+_CACHED_TOKENS = 1 << 20
 _CHUNK = 512
 
 
@@ -42,21 +42,28 @@ class PromptEncoder:
         self.apply_chat_template = apply_chat_template
         self.template_options = template_options or {}
         self._cache: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._cached_tokens = 0
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids of one prompt; samples of a group share the work.
+        """Token ids of one prompt; those encoded lately are remembered, so the samples of a group share the work.
 
         Raises:
             ValueError: If it gives no tokens, or chat messages meet a tokenizer without a template.
         """
-        key = prompt if isinstance(prompt, str) else json.dumps(prompt)
-        ids = self._cache.get(key)
+        ids = self._cache.get(_key(prompt))
         if ids is None:
             ids = self.encode_batch([prompt])[0]
-            self._cache[key] = ids
-            if len(self._cache) > _CACHED:
-                self._cache.popitem(last=False)
+            self.remember(prompt, ids)
         return ids
+
+    def remember(self, prompt: Prompt, ids: tuple[int, ...]) -> None:
+        """Keep the token ids of a prompt for `encode`, as long as there is room."""
+        key = _key(prompt)
+        if key not in self._cache:
+            self._cache[key] = ids
+            self._cached_tokens += len(ids)
+        while self._cached_tokens > _CACHED_TOKENS:
+            self._cached_tokens -= len(self._cache.popitem(last=False)[1])
 
     def encode_batch(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
         """Token ids of many prompts in one call of the tokenizer, without the cache."""
@@ -93,6 +100,10 @@ class PromptEncoder:
         if not ids:
             raise ValueError("the prompt gives no tokens")
         return tuple(ids)
+
+
+def _key(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt)
 
 
 def check_prompts(
@@ -138,6 +149,7 @@ def check_prompts(
                 problems.append(f"{where}: the prompt has {len(ids)} tokens, {source} leaves {limit}")
             else:
                 longest = max(longest, len(ids))
+                encoder.remember(row.prompt, ids)
             problem = check_row(row) if check_row is not None else None
             if problem is not None:
                 problems.append(f"{where}: {problem}")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, Literal, TypeVar
 
+from shared_runtime.placement.failures import WorkerDied
 from shared_runtime.rollout.submission import SubmissionScheduler
 from shared_runtime.rollout.types import RolloutError, name_sample
 from shared_runtime.sample import BaseSample, Status
@@ -15,6 +16,9 @@ from shared_runtime.sample import BaseSample, Status
 S = TypeVar("S", bound=BaseSample)
 Reward = float | dict[str, Any]
 OnRewardError = Literal["raise", "drop"]
+
+# Errors that name what they are about, which need not be the sample that was waiting for the engine.
+_SPEAKS_FOR_ITSELF = (RolloutError, WorkerDied)
 
 
 class Group(Generic[S]):
@@ -109,6 +113,8 @@ class GroupRunner(Generic[S]):
                 raise
             drawn.status = Status.ABORTED
             result = drawn
+        except _SPEAKS_FOR_ITSELF:
+            raise
         except Exception as error:
             raise RolloutError(f"generating {name_sample(drawn)} failed: {type(error).__name__}: {error}") from error
         _check_result(result, drawn, group.unstarted[position]["index"])
@@ -130,6 +136,8 @@ class GroupRunner(Generic[S]):
             results = drawn
             for sample in drawn:
                 sample.status = Status.ABORTED
+        except _SPEAKS_FOR_ITSELF:
+            raise
         except Exception as error:
             first = name_sample(drawn[0])
             raise RolloutError(f"generating the group of {first} failed: {type(error).__name__}: {error}") from error
