@@ -54,9 +54,11 @@ class PrecisionPolicy:
         Weights and gradient sums are fp32 at least; without the master copy the weights take the compute dtype.
 
         Raises:
-            ValueError: For fp16, whose gradients would need loss scaling.
+            ValueError: For fp16, whose gradients would need loss scaling, and for dtypes that aren't floating point.
         """
         compute = torch_dtype(train_dtype)
+        if not compute.is_floating_point:
+            raise ValueError(f"--train-dtype must be a floating-point dtype, not {train_dtype}")
         if compute == torch.float16:
             raise ValueError("training in fp16 needs loss scaling, which this trainer does not have; use bf16")
         wide = torch.promote_types(compute, torch.float32)

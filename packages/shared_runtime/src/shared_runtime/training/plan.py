@@ -134,9 +134,7 @@ def split_steps(
         raise ValueError("give either num_steps or global_batch_size")
     if global_batch_size is not None:
         if global_batch_size < 1 or not samples or len(samples) % global_batch_size:
-            raise ValueError(
-                f"{len(samples)} samples are no positive multiple of --global-batch-size {global_batch_size}"
-            )
+            raise ValueError(f"{len(samples)} samples are no multiple of --global-batch-size {global_batch_size}")
         num_steps = len(samples) // global_batch_size
     assert num_steps is not None
     if not 1 <= num_steps <= len(samples):

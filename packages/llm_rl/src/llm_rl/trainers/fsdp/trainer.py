@@ -118,6 +118,11 @@ class FsdpTrainer:
         self.lease.require_awake("export_bucket")
         return weights.export_bucket(self.model, names, index, self.publish_dtype, keep=self.rank == 0)
 
+    def weight_checksums(self) -> dict[str, str] | None:
+        """SHA-256 of every published tensor; rank 0 returns it."""
+        self.lease.require_awake("weight_checksums")
+        return weights.weight_checksums(self.model, self.publish_dtype, keep=self.rank == 0)
+
     def save_hf(self, directory: Path) -> None:
         """Write a Hugging Face directory in the published dtype."""
         self.lease.require_awake("save_hf")

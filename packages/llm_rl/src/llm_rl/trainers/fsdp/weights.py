@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shared_runtime.weight_sync.bucket import Bucket, TensorMeta, pack, tensor_meta
+from shared_runtime.weight_sync.checksum import tensor_checksums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,6 +49,12 @@ def export_bucket(
     for _ in gathered:
         pass
     return None
+
+
+def weight_checksums(model: nn.Module, dtype: torch.dtype, *, keep: bool) -> dict[str, str] | None:
+    """SHA-256 of every published tensor, gathered one after the other; `None` where `keep` is not set."""
+    checksums = tensor_checksums(gather_tensors(model, tuple(published_tensors(model)), dtype, keep=keep))
+    return checksums if keep else None
 
 
 @torch.no_grad()
