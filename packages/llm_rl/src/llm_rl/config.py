@@ -68,7 +68,9 @@ class SamplingConfig:
     rollout_stop_token_ids: tuple[int, ...] = ()
     """Token ids that end a response, besides the model's own."""
     rollout_submission_granularity: Literal["group", "sample"] = "group"
-    """What frees submission capacity: a finished group or a finished sample."""
+    """What frees room under --rollout-max-in-flight: a finished group or a finished sample."""
+    rollout_max_in_flight: int | None = None
+    """At most this many samples are generated at once. Unset: all."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,8 @@ class AlgorithmConfig:
     """Whiten advantages over all trainable tokens of all ranks."""
     gamma: float = 1.0
     """Discount of the token-level returns."""
-    loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = "policy_loss"
-    """Policy gradient, supervised, or --custom-loss-function-path."""
+    loss_type: Literal["policy_loss", "custom_loss"] = "policy_loss"
+    """Policy gradient, or --custom-loss-function-path."""
     eps_clip: float = 0.2
     """Lower clip range of the ratio."""
     eps_clip_high: float | None = None
@@ -180,8 +182,6 @@ class HooksConfig:
     """Sees all samples of a rollout, rejected ones too."""
     custom_convert_samples_to_train_data_path: str | None = None
     """Replaces the step from samples to training rows."""
-    rollout_data_postprocess_path: str | None = None
-    """Sees the training data once log-probs are known; may change loss masks."""
     custom_loss_function_path: str | None = None
     """The loss, with --loss-type custom_loss."""
     custom_pg_loss_reducer_function_path: str | None = None
@@ -272,6 +272,7 @@ def _check_sampling(config: TrainConfig, problems: Problems) -> None:
     problems.positive(
         rollout_max_response_len=sampling.rollout_max_response_len,
         rollout_max_prompt_len=sampling.rollout_max_prompt_len,
+        rollout_max_in_flight=sampling.rollout_max_in_flight,
         eval_interval=evaluation.eval_interval,
         eval_max_response_len=evaluation.eval_max_response_len,
         n_samples_per_eval_prompt=evaluation.n_samples_per_eval_prompt,
@@ -298,8 +299,6 @@ def _check_sampling(config: TrainConfig, problems: Problems) -> None:
 
 def _check_reward(config: TrainConfig, problems: Problems) -> None:
     reward, hooks = config.reward, config.hooks
-    if config.algorithm.loss_type == "sft_loss":
-        return
     if reward.rm_type is None and hooks.custom_rm_path is None:
         problems.add("no reward: give --rm-type or --custom-rm-path")
     if reward.rm_type is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 from shared_runtime.rollout.types import RolloutResult
@@ -23,8 +24,8 @@ class Domain(Protocol):
     def sample_rows(self, rollout: RolloutResult[Any]) -> list[dict[str, Any]]:
         """Rows for `samples.jsonl`."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides the next rollout, as plain data."""
+    def save(self, directory: Path) -> None:
+        """Write everything that decides the next rollout into a checkpoint's directory."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+    def load(self, directory: Path) -> None:
+        """Go on from what `save` wrote."""

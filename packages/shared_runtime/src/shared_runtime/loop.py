@@ -7,12 +7,11 @@ may live in Ray actors or in this process. Nothing here knows which.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from shared_runtime.rollout.event_loop import EventLoop
 from shared_runtime.checkpoint.saver import Saver
 from shared_runtime.domain import Domain
 from shared_runtime.placement.groups import WorkerGroup
+from shared_runtime.rollout.event_loop import EventLoop
 from shared_runtime.tracking.timers import WORK, Timers
 from shared_runtime.tracking.tracker import Tracker
 from shared_runtime.weight_sync.session import publish
@@ -101,7 +100,7 @@ class TrainLoop:
         self.tracker.log(rollout_id, with_overhead(self.timers.pop() | metrics))
         last = self.result.rollouts == self.settings.num_rollout or self.result.reached_target
         if self.trainers is not None and self.saver.due(self.result.rollouts, last=last):
-            self.saver.save(self.result.rollouts, self.trainers, self._driver_state())
+            self.saver.save(self.result.rollouts, self.trainers, self.domain, vars(self.result))
 
     def _publish(self, version: int) -> None:
         """Bring the engines to the trainers' weights and hand them the device."""
@@ -143,15 +142,11 @@ class TrainLoop:
         return scores
 
     def _resume(self) -> None:
-        state = self.saver.resume(self.trainers)
+        state = self.saver.resume(self.trainers, self.domain)
         if state is not None:
-            self.domain.load_state_dict(state["domain"])
-            self.result = LoopResult(**state["result"])
+            self.result = LoopResult(**state)
         # Rows behind the checkpoint are computed again; without one nothing counts, the evaluation at -1 included.
         self.tracker.truncate_after(self.result.rollouts - 1 if state is not None else -2)
-
-    def _driver_state(self) -> dict[str, Any]:
-        return {"domain": self.domain.state_dict(), "result": vars(self.result)}
 
 
 def with_overhead(metrics: dict[str, float]) -> dict[str, float]:

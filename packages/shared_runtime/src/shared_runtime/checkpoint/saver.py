@@ -7,6 +7,7 @@ from typing import Any
 
 from shared_runtime.checkpoint.sentinel import SaveSentinel
 from shared_runtime.checkpoint.store import CheckpointStore
+from shared_runtime.domain import Domain
 from shared_runtime.placement.groups import WorkerGroup
 
 
@@ -32,18 +33,19 @@ class Saver:
         asked = self.sentinel is not None and self.sentinel.requested()
         return last or asked or (self.interval is not None and rollouts % self.interval == 0)
 
-    def save(self, rollouts: int, trainers: WorkerGroup, driver_state: dict[str, Any]) -> Path:
-        """Write a checkpoint; once it is complete the tracker points to it, and a request for it is answered."""
+    def save(self, rollouts: int, trainers: WorkerGroup, domain: Domain, state: dict[str, Any]) -> Path:
+        """Write a checkpoint with the loop's own `state`; once it is complete the tracker points to it, and a request for it is answered."""
         staging = self.store.begin(rollouts)
         trainers.call("save", staging)
-        self.store.write_driver_state(staging, driver_state)
+        domain.save(staging)
+        self.store.write_driver_state(staging, state)
         path = self.store.commit(rollouts)
         if self.sentinel is not None:
             self.sentinel.acknowledge()
         return path
 
-    def resume(self, trainers: WorkerGroup | None) -> dict[str, Any] | None:
-        """Load the latest checkpoint into the trainers; return the driver's state, or `None` without a checkpoint."""
+    def resume(self, trainers: WorkerGroup | None, domain: Domain) -> dict[str, Any] | None:
+        """Load the latest checkpoint into trainers and domain; return the loop's state, `None` without a checkpoint."""
         latest = self.store.latest()
         if latest is None and self.load is not None:
             latest = CheckpointStore(self.load, keep_last=None).latest()
@@ -51,4 +53,5 @@ class Saver:
             return None
         if trainers is not None:
             trainers.call("load", latest)
+        domain.load(latest)
         return self.store.read_driver_state(latest)

@@ -36,9 +36,11 @@ class ClusterConfig:
     actor_num_gpus_per_node: int = 1
     """GPUs (without one: CPU workers) that train on each of them."""
     rollout_num_gpus: int | None = None
-    """GPUs that generate. Unset: one engine's worth. Ignored with --colocate."""
+    """GPUs that generate. Unset: as many as train. Ignored with --colocate."""
     rollout_num_gpus_per_engine: int = 1
     """GPUs of one engine."""
+    num_gpus_per_node: int = 8
+    """GPUs of a machine that engines are placed on."""
     colocate: bool = False
     """Trainer and engines share the GPUs and take turns."""
     offload_train: bool | None = None
@@ -55,6 +57,7 @@ class ClusterConfig:
             actor_num_gpus_per_node=self.actor_num_gpus_per_node,
             rollout_num_gpus=self.rollout_num_gpus,
             rollout_num_gpus_per_engine=self.rollout_num_gpus_per_engine,
+            num_gpus_per_node=self.num_gpus_per_node,
         )
 
 

@@ -1,0 +1,170 @@
+"""Everything that can be checked before a worker starts: files, prompts, labels, hooks, memory, layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from llm_rl.config import HooksConfig, TrainConfig
+from llm_rl.generation import GENERATE_HOOK
+from llm_rl.models.memory import count_parameters, run_bytes
+from llm_rl.prompts import PromptEncoder, check_prompts
+from llm_rl.scoring import GROUP_REWARD_HOOK, SAMPLE_REWARD_HOOK, row_check
+from llm_rl.train_data import CONVERT_HOOK, REWARD_POST_PROCESS_HOOK
+from llm_rl.workers import layout_of, rolls_out, trains
+from shared_runtime.config import ConfigError, Problems
+from shared_runtime.config.problems import flag
+from shared_runtime.data.prompts import PromptDataset
+from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
+from shared_runtime.placement.layout import ROLLOUT
+
+LLM_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
+    "--custom-generate-function-path": GENERATE_HOOK,
+    "--custom-rm-path": SAMPLE_REWARD_HOOK,
+    "--custom-reward-post-process-path": REWARD_POST_PROCESS_HOOK,
+    "--custom-convert-samples-to-train-data-path": CONVERT_HOOK,
+    "--custom-loss-function-path": HookSpec(("args", "batch", "logits", "reduce")),
+    "--custom-pg-loss-reducer-function-path": HookSpec(
+        ("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss")
+    ),
+}
+
+
+@dataclass
+class Prepared:
+    """What the checks read, ready for the run."""
+
+    config: TrainConfig
+    tokenizer: Any
+    encoder: PromptEncoder
+    max_context: int
+    dataset: PromptDataset | None
+    eval_sets: dict[str, PromptDataset]
+    hooks: dict[str, Any]
+
+
+def preflight(config: TrainConfig) -> Prepared:
+    """Check a resolved configuration against the world.
+
+    Raises:
+        ConfigError: With everything that is wrong.
+    """
+    problems = Problems()
+    hooks = _collect(problems, lambda: _load_hooks(config)) or {}
+    _check_paths(config, problems)
+    _collect(problems, lambda: layout_of(config))
+    data, sets = config.data, config.evaluation.sets()
+    keys = {"input_key": data.input_key, "label_key": data.label_key, "metadata_key": data.metadata_key}
+    dataset = _collect(problems, lambda: PromptDataset.load(data.prompt_data, **keys)) if data.prompt_data else None
+    eval_sets = {name: _collect(problems, lambda p=path: PromptDataset.load(p, **keys)) for name, path in sets.items()}
+    problems.raise_if_any()
+    tokenizer, max_context = _load_tokenizer(config)
+    encoder = _collect(
+        problems, lambda: PromptEncoder(tokenizer, apply_chat_template=config.sampling.apply_chat_template)
+    )
+    problems.raise_if_any()
+    assert encoder is not None
+    for prompts in [dataset, *eval_sets.values()]:
+        if prompts is not None:
+            _collect(problems, lambda p=prompts: _check_prompts(config, p, encoder, max_context))
+    _check_memory(config, problems)
+    problems.raise_if_any()
+    return Prepared(_with_num_rollout(config, dataset), tokenizer, encoder, max_context, dataset, eval_sets, hooks)
+
+
+def _collect(problems: Problems, action: Any) -> Any:
+    """The action's result; what it finds wrong goes to the other problems."""
+    try:
+        return action()
+    except (ValueError, ImportError) as error:
+        found = error.problems if isinstance(error, ConfigError) else str(error).splitlines()
+        for line in found:
+            problems.add(line)
+        return None
+
+
+def _load_hooks(config: TrainConfig) -> dict[str, Any]:
+    paths = {flag(f.name): getattr(config.hooks, f.name) for f in dataclasses.fields(HooksConfig)}
+    paths["--data-source-path"] = config.data.data_source_path
+    specs = dict(LLM_HOOKS)
+    if config.reward.group_rm:
+        specs["--custom-rm-path"] = GROUP_REWARD_HOOK
+    return load_hooks(paths, specs)
+
+
+def _check_paths(config: TrainConfig, problems: Problems) -> None:
+    for name, path in (("--hf-checkpoint", config.model.hf_checkpoint), ("--ref-load", config.model.ref_load)):
+        if path is not None and not (path / "config.json").is_file():
+            problems.add(f"{name} {path} is not a Hugging Face model directory: it has no config.json")
+    load = config.checkpoint.load
+    if load is not None and not (load / "latest_checkpointed_iteration.txt").is_file():
+        problems.add(f"--load {load} holds no checkpoint (no latest_checkpointed_iteration.txt)")
+
+
+def _load_tokenizer(config: TrainConfig) -> tuple[Any, int]:
+    from transformers import AutoConfig, AutoTokenizer
+
+    directory = config.model.hf_checkpoint
+    try:
+        model_config = AutoConfig.from_pretrained(directory).get_text_config()
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+    except Exception as error:
+        raise ConfigError([f"--hf-checkpoint {directory} can't be loaded: {error}"]) from error
+    return tokenizer, int(model_config.max_position_embeddings)
+
+
+def _check_prompts(config: TrainConfig, dataset: PromptDataset, encoder: PromptEncoder, max_context: int) -> None:
+    custom_reward = config.hooks.custom_rm_path is not None
+    check_prompts(
+        dataset,
+        encoder,
+        max_context=max_context,
+        max_response_len=config.sampling.rollout_max_response_len,
+        max_prompt_len=config.sampling.rollout_max_prompt_len,
+        check_row=None if custom_reward else row_check(config.reward.rm_type),
+    )
+
+
+def _check_memory(config: TrainConfig, problems: Problems) -> None:
+    """Refuse a model that can't fit into this machine's memory; on GPUs and clusters only the run can tell."""
+    import torch
+
+    parameters = count_parameters(Path(config.model.hf_checkpoint or "."))
+    if parameters is None or torch.cuda.is_available() or config.cluster.ray_address is not None:
+        return
+    roles = layout_of(config).roles
+    needed = run_bytes(
+        parameters if trains(config) else 0,
+        train_dtype=config.fsdp.train_dtype,
+        rollout_dtype=config.model.rollout_dtype or config.fsdp.train_dtype,
+        num_engines=len(roles[ROLLOUT].workers) if ROLLOUT in roles else 0,
+        num_trainers=config.world_size if trains(config) else 0,
+        with_reference=config.algorithm.use_kl_loss or config.algorithm.kl_coef > 0,
+        adam=config.optimizer.optimizer == "adam",
+    )
+    available = psutil.virtual_memory().available
+    if needed > available:
+        problems.add(
+            f"--hf-checkpoint {config.model.hf_checkpoint} has {parameters / 1e6:.0f} M parameters: training and "
+            f"serving it needs at least {needed / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB are free. "
+            "Take a smaller model, --optimizer sgd, or --train-dtype bf16 for the engine's half"
+        )
+
+
+def _with_num_rollout(config: TrainConfig, dataset: PromptDataset | None) -> TrainConfig:
+    """Fill in the length of the run: one pass over the prompts unless told otherwise."""
+    batch = config.batch
+    if batch.num_rollout is not None:
+        return config
+    if dataset is None:
+        raise ConfigError(["--num-rollout is missing: a custom data source does not say how long a run is"])
+    assert batch.rollout_batch_size is not None
+    num_rollout = max(1, len(dataset) // batch.rollout_batch_size)
+    return dataclasses.replace(config, batch=dataclasses.replace(batch, num_rollout=num_rollout))
+
+
+__all__ = ["LLM_HOOKS", "Prepared", "preflight", "rolls_out"]
