@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,14 @@ def warm_up(directory: Path, sums: Path, *, seed: int = 0) -> None:
     Raises:
         RuntimeError: If it doesn't learn.
     """
-    write_model(directory, seed)
-    trainer = InProcessGroup(FsdpTrainer(_settings(directory)))
-    engine = LocalEngine(directory)
+    with tempfile.TemporaryDirectory() as untrained:
+        write_model(Path(untrained), seed)
+        _train(Path(untrained), directory, sums, seed)
+
+
+def _train(untrained: Path, directory: Path, sums: Path, seed: int) -> None:
+    trainer = InProcessGroup(FsdpTrainer(_settings(untrained)))
+    engine = LocalEngine(untrained)
     engines = InProcessGroup(engine)
     train, held_out = (_read(sums / name) for name in ("train.jsonl", "held_out.jsonl"))
     rows = [_row(engine.tokenizer, entry) for entry in train]

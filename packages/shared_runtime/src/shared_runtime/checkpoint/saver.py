@@ -34,7 +34,7 @@ class Saver:
         return last or asked or (self.interval is not None and rollouts % self.interval == 0)
 
     def save(self, rollouts: int, trainers: WorkerGroup, domain: Domain, state: dict[str, Any]) -> Path:
-        """Write a checkpoint with the loop's own `state`; once it is complete the tracker points to it, and a request for it is answered."""
+        """Write a checkpoint with the loop's own `state`; a request for one is answered once it is complete."""
         staging = self.store.begin(rollouts)
         trainers.call("save", staging)
         domain.save(staging)
