@@ -59,7 +59,7 @@ class ModelFamily(ABC):
         input_dtype_policy: Dtype at the transformer's border for `latents`, `cond` and `timestep`: `"default"` (the
             run's forward dtype), `"fp32"`, `"bf16"`, `"fp16"`, or `None` for as it comes.
         param_dtype_patterns: Glob patterns of parameter names that keep a dtype of their own, later ones win.
-        timestep_scale: The transformer is told timestep · scale.
+        timestep_divisor: The transformer is told timestep / divisor.
         one_forward_guidance: Both branches of guidance go through the transformer as one batch.
     """
 
@@ -74,7 +74,7 @@ class ModelFamily(ABC):
     block_modules: ClassVar[tuple[str, ...]]
     input_dtype_policy: ClassVar[Mapping[str, str | None]] = {"latents": None, "cond": None, "timestep": None}
     param_dtype_patterns: ClassVar[Mapping[str, str]] = {}
-    timestep_scale: ClassVar[float] = 1.0
+    timestep_divisor: ClassVar[float] = 1.0
     one_forward_guidance: ClassVar[bool] = True
 
     def guidance(self, guidance_scale: float, true_cfg_scale: float | None = None) -> Guidance:

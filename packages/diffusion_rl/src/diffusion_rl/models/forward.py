@@ -56,7 +56,7 @@ def predict_velocity(
     """
     policy = family.input_dtype_policy
     hidden = cast_input(latents, policy["latents"], forward_dtype)
-    steps = cast_input(timesteps, policy["timestep"], forward_dtype) * family.timestep_scale
+    steps = cast_input(timesteps, policy["timestep"], forward_dtype) / family.timestep_divisor
     positive = {name: cast_input(value, policy["cond"], forward_dtype) for name, value in conditions.items()}
     autocast = torch.autocast(latents.device.type, dtype=forward_dtype, enabled=forward_dtype != torch.float32)
     if not guidance.active:

@@ -31,7 +31,7 @@ class QwenImage(ModelFamily):
         *("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
     )
     block_modules = ("QwenImageTransformerBlock",)
-    timestep_scale = 1.0 / 1000.0
+    timestep_divisor = 1000.0
     # The two texts differ in length, so their branches are no one batch.
     one_forward_guidance = False
 
@@ -98,7 +98,8 @@ class QwenImage(ModelFamily):
         latents = latents.view(batch, rows // PATCH, columns // PATCH, packed // PATCH**2, PATCH, PATCH)
         latents = latents.permute(0, 3, 1, 4, 2, 5).reshape(batch, -1, 1, rows, columns).to(vae.dtype)
         mean, std = self._latent_statistics(vae, latents)
-        return vae.decode(latents * std + mean, return_dict=False)[0][:, :, 0]
+        # Divided by the reciprocal, as the pipeline does, to stay bit-equal to it.
+        return vae.decode(latents / (1.0 / std) + mean, return_dict=False)[0][:, :, 0]
 
     def encode_images(self, vae: Any, images: Tensor) -> Tensor:
         """See :class:`ModelFamily`."""
