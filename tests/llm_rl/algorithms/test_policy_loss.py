@@ -14,6 +14,7 @@ from llm_rl.algorithms.policy_loss import (
     sequence_log_ratio,
     token_log_ratio,
 )
+from llm_rl.algorithms.reduction import masked_sum, token_weights
 
 SPOILS = [float("nan"), float("inf"), -float("inf"), 1e30]
 CLIPS = [
@@ -126,6 +127,32 @@ def test_gspo_has_one_ratio_a_sequence_and_lengths_are_its_own(ragged):
     for values, mask in zip(ragged.samples(log_ratio), ragged.samples(ragged.mask), strict=True):
         assert values[mask == 1].unique().numel() <= 1
         assert (values[mask == 0] == 0).all()
+
+
+def test_gspo_per_sample_is_the_papers_sequence_objective(ragged):
+    new, old, _ = draw(ragged)
+    rewards = ragged.randn(per_sample=True)
+    advantages = ragged.segments.expand(rewards)
+    log_ratio = sequence_log_ratio(new, old, ragged.mask, ragged.segments)
+    loss = clipped_policy_loss(log_ratio, advantages, ragged.mask, eps_clip=0.1).loss
+    weights = token_weights(
+        ragged.mask,
+        ragged.segments,
+        per_token=False,
+        global_num_samples=6,
+        global_num_tokens=11,
+        dtype=torch.float64,
+    )
+    got = masked_sum(loss, weights)
+    expected = torch.zeros((), dtype=torch.float64)
+    rows = zip(*(ragged.samples(x) for x in (new, old, ragged.mask)), rewards, strict=True)
+    for n, o, m, a in rows:
+        if m.any():
+            ratio = (n[m == 1].mean() - o[m == 1].mean()).exp()
+            expected = expected - torch.minimum(ratio * a, ratio.clamp(0.9, 1.1) * a) / 6
+    torch.testing.assert_close(got, expected)
+    grads = [torch.autograd.grad(x, new)[0] for x in (got, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("clip", [{"eps_clip": 0.2}, {"eps_clip": 1.0, "eps_clip_high": 4.0}])

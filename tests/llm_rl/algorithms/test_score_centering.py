@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llm_rl.algorithms.candidates import candidate_log_probs, support_log_probs
-from llm_rl.algorithms.score_centering import score_centering_loss
+from llm_rl.algorithms.score_centering import score_centering_loss, usable_for_kl
 
 V, N = 7, 6
 MODES = ["none", "tis", "mis"]
@@ -176,3 +176,14 @@ def test_refusals():
         score_centering_loss(x, x, h, h, x, x, importance_sampling="icepop")
     with pytest.raises(ValueError, match="out of order"):
         score_centering_loss(x, x, h, h, x, x, mis_low=3.0, mis_high=2.0)
+
+
+def test_tokens_whose_kl_would_overflow_are_left_out():
+    inf, nan = float("inf"), float("nan")
+    p = torch.tensor([-1.0, -1.0, -50.0, nan, -inf, -inf, -1.0, -1.0])
+    ref = torch.tensor([-2.0, -60.0, -1.0, -1.0, -1.0, -inf, -1.0, -1.0])
+    rollout = torch.tensor([-1.0, -1.0, -50.0, -1.0, -1.0, -1.0, -45.0, -1.0])
+    mask = torch.tensor([1, 1, 1, 1, 1, 1, 1, 0])
+    assert usable_for_kl(p, ref, mask).tolist() == [True, False, False, False, False, False, True, False]
+    both = usable_for_kl(p, ref, mask, rollout_log_probs=rollout)
+    assert both.tolist() == [True, False, False, False, False, False, False, False]

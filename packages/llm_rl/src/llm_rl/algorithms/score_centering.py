@@ -14,6 +14,7 @@ from shared_runtime.algorithms.masking import select
 ImportanceSampling = Literal["none", "tis", "mis"]
 
 MIN_TAIL = 1e-6
+MAX_KL_LOG_RATIO = 40.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,3 +106,27 @@ def score_centering_loss(
     weight = select(mask, f(chosen.detach() - select(mask, rollout_log_probs.detach())))
     loss = -select(mask, advantages.detach()) * (weight * chosen - correction)
     return ScoreCenteringLoss(loss, correction.detach(), p_mass, q_mass, select(mask, rho), weight)
+
+
+def usable_for_kl(
+    log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, *, rollout_log_probs: Tensor | None = None
+) -> Tensor:
+    """Trainable tokens whose reference KL can be formed without overflow: finite, and log-ratios within ±40.
+
+    Pass the result as the mask of `kl_estimate`; the share left out is `train/kl_invalid_fraction`.
+
+    Args:
+        log_probs: (T,), of the trainer over the full vocabulary.
+        ref_log_probs: (T,), of the reference.
+        mask: (T,), non-zero means trainable.
+        rollout_log_probs: (T,), checked too when the KL is the unbiased one.
+
+    Returns:
+        bool (T,).
+    """
+    usable = mask != 0
+    for other in (ref_log_probs, rollout_log_probs):
+        if other is not None:
+            # NaN compares false, and a difference of infinities is NaN or infinite.
+            usable = usable & ((log_probs - other).detach().abs() <= MAX_KL_LOG_RATIO)
+    return usable
