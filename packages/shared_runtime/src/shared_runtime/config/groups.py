@@ -185,8 +185,8 @@ class TrackingConfig:
     """Project name."""
     wandb_group: str | None = None
     """Group name."""
-    wandb_mode: Literal["online", "offline", "disabled"] = "online"
-    """Offline writes below the run's directory."""
+    wandb_mode: Literal["online", "offline", "disabled"] | None = None
+    """Offline writes below the run's directory. Unset: `WANDB_MODE`, else online."""
     use_tensorboard: bool = False
     """Log to TensorBoard."""
     tensorboard_dir: Path | None = None
