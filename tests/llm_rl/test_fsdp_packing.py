@@ -105,14 +105,7 @@ def model_of(kind: str, dtype: torch.dtype) -> torch.nn.Module:
 
 @pytest.mark.parametrize(
     ("kind", "attention"),
-    [
-        ("qwen3", PACKED),
-        ("window", PACKED),
-        ("llama", PACKED),
-        ("gemma2", PACKED),
-        ("qwen3", "sdpa"),
-        ("window", "sdpa"),
-    ],
+    [(kind, PACKED) for kind in ("qwen3", "window", "llama", "gemma2")] + [("qwen3", "sdpa"), ("window", "sdpa")],
 )
 def test_log_probs_and_gradients_equal_single_sequences(kind, attention):
     model = model_of(kind, torch.float64)

@@ -27,9 +27,8 @@ def sgd(lr):
     return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
 
 
-@pytest.mark.parametrize(
-    ("style", "warmup"), [("linear", 0), ("linear", 4), ("cosine", 0), ("cosine", 4), ("constant", 4)]
-)
+@pytest.mark.parametrize("warmup", [0, 4])
+@pytest.mark.parametrize("style", ["constant", "linear", "cosine"])
 def test_schedule_equals_transformers(style, warmup):
     from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from transformers import get_linear_schedule_with_warmup as linear

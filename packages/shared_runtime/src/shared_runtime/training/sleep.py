@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -44,6 +45,17 @@ class DeviceLease:
         if self.asleep and self.moves:
             self._move(self.device)
         self.asleep = False
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Awake inside the block, whatever it was before, and as before after it."""
+        was_asleep = self.asleep
+        self.wake_up()
+        try:
+            yield
+        finally:
+            if was_asleep:
+                self.sleep()
 
     def require_awake(self, action: str) -> None:
         """Raise if asleep.

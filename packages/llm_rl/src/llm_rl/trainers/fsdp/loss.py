@@ -18,6 +18,7 @@ from llm_rl.algorithms.policy_loss import (
     token_log_ratio,
 )
 from llm_rl.algorithms.reduction import masked_sum, token_weights
+from llm_rl.algorithms.sft_loss import sft_loss
 from llm_rl.trainers.fsdp.batch import MicroBatch
 from llm_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from shared_runtime.algorithms.kl import kl_estimate
@@ -68,7 +69,7 @@ def compute_loss(
         return custom_loss(batch, logits, weights, settings)
     assert output is not None
     if settings.loss_type == "sft_loss":
-        result = LossOutput(masked_sum(-output.log_probs, weights))
+        result = LossOutput(masked_sum(sft_loss(output.log_probs, batch.mask), weights))
     else:
         denominator = global_num_tokens if settings.calculate_per_token_loss else global_num_samples
         result = _policy_loss(batch, output.log_probs, weights, settings, max(denominator, 1))

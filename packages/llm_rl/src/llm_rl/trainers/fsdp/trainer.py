@@ -124,15 +124,14 @@ class FsdpTrainer:
         return weights.weight_checksums(self.model, self.publish_dtype, keep=self.rank == 0)
 
     def save_hf(self, directory: Path) -> None:
-        """Write a Hugging Face directory in the published dtype."""
-        self.lease.require_awake("save_hf")
-        weights.save_hf(self.model, self.settings.hf_checkpoint, directory, self.publish_dtype, keep=self.rank == 0)
+        """Write a Hugging Face directory in the published dtype; a sleeping trainer wakes up for it."""
+        with self.lease.awake():
+            weights.save_hf(self.model, self.settings.hf_checkpoint, directory, self.publish_dtype, keep=self.rank == 0)
 
     def save(self, directory: Path) -> None:
-        """Write this rank's part of a sharded checkpoint: weights, optimizer, schedule."""
+        """Write this rank's part of a sharded checkpoint: weights, optimizer, schedule. Works asleep too."""
         from llm_rl.trainers.fsdp.state import save
 
-        self.lease.require_awake("save")
         save(self.model, self.optimizer, self.schedule, directory)
 
     def load(self, directory: Path) -> None:

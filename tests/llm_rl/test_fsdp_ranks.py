@@ -1,0 +1,82 @@
+"""Two (and four) ranks against one: gradients, updates, metrics, exports."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from fsdp_helpers import make_rows
+from fsdp_rank_checks import Scenario, rank_main, run_scenario
+from fsdp_reference import assert_same_gradients
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.ranks
+
+
+def scenarios(replicas: int) -> list[Scenario]:
+    """One for each way in which ranks could matter."""
+    unequal = make_rows(1, groups=1, responses=(30, 60)) + make_rows(2, groups=2, group_size=2, responses=(1, 3))
+    for i, row in enumerate(unequal):
+        row["sample_index"] = i
+    split = make_rows(3)
+    for i, row in enumerate(split):
+        row["sample_index"] = i // 5  # rows of one sample end up on different ranks
+    plain = {"clip_grad": 0.0, "dp_replicate_size": replicas}
+    small = {"max_tokens_per_gpu": None, "micro_batch_size": 2}
+    whitened = {"advantage_estimator": "reinforce_plus_plus", "kl_coef": 0.1}
+    updates = {"dp_replicate_size": replicas, "clip_grad": 0.2, "use_kl_loss": True, "kl_loss_coef": 0.1}
+    rollouts = [make_rows(6), make_rows(7, version=1)]
+    two_steps = {"num_steps": 2, "max_tokens_per_gpu": 60}
+    todo = [
+        Scenario("unequal", [unequal], plain | {"calculate_per_token_loss": True, "entropy_coef": 0.01}, small),
+        Scenario("split", [split], plain, {"max_tokens_per_gpu": 40}),
+        Scenario("updates", rollouts, updates, two_steps, gradient_only=False),
+    ]
+    if replicas == 1:
+        todo += [
+            Scenario("balanced", [unequal], plain | {"attn_implementation": "sdpa"}, {"balance_data": True}),
+            Scenario("one_row", [make_rows(4, groups=1, group_size=1)], plain),  # the other ranks have none
+            Scenario("whitened", [make_rows(5)], plain | whitened),
+        ]
+    for scenario in todo:
+        scenario.name += f"-{replicas}"
+    return todo
+
+
+def compare(world_size, todo, model, out):
+    mp.spawn(rank_main, (world_size, todo, model, out), nprocs=world_size)
+    found = torch.load(out / f"results.{world_size}.pt", weights_only=False)
+    for scenario in todo:
+        single = {**scenario.settings, "dp_replicate_size": 1}
+        one = run_scenario(Scenario(**{**vars(scenario), "settings": single}), model, out)
+        many = found[scenario.name]
+        for name, weight in one["start"].items():
+            torch.testing.assert_close(many["start"][name], weight, rtol=0, atol=0)  # every rank got its shards
+        if scenario.gradient_only:
+            assert_same_gradients(many["gradient"], one["gradient"], rtol=0, atol=2e-6)
+        for a, b in zip(many["metrics"], one["metrics"], strict=True):
+            assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+        for name, weight in one["weights"].items():
+            # AdamW's first steps follow the sign of gradients, some of which are zero up to rounding.
+            torch.testing.assert_close(many["weights"][name], weight, rtol=0, atol=1e-5)
+        assert many["names"] == one["names"]
+        assert len(many["bytes"]) == len(one["bytes"])
+        if scenario.name.startswith("updates"):
+            exported = AutoModelForCausalLM.from_pretrained(out / f"{scenario.name}.{world_size}")
+            for name, weight in exported.named_parameters():
+                torch.testing.assert_close(weight.detach(), many["weights"][name], rtol=0, atol=0)
+        per_rank = [
+            torch.load(out / f"metrics.{scenario.name}.{world_size}.{rank}.pt", weights_only=False)
+            for rank in range(world_size)
+        ]
+        assert all(metrics == per_rank[0] for metrics in per_rank)
+
+
+def test_two_ranks_equal_one(tiny_model_dir, tmp_path):
+    """Sharded over both, and as two replicas."""
+    compare(2, scenarios(1) + scenarios(2), tiny_model_dir, tmp_path)
+
+
+@pytest.mark.slow
+def test_hybrid_sharding_on_four_ranks_equals_one(tiny_model_dir, tmp_path):
+    compare(4, scenarios(2), tiny_model_dir, tmp_path)
