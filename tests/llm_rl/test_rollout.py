@@ -84,7 +84,7 @@ def test_a_rollout_and_its_numbers(engine: LocalEngine) -> None:
     assert metrics["rollout/removed_samples"] == 0
     assert metrics["perf/rollout_time"] > 0
     assert metrics["perf/reward_time"] >= 0
-    assert metrics["perf/rollout_tokens_per_s"] == pytest.approx(sum(lengths) / metrics["perf/rollout_time"])
+    assert metrics["perf/tokens_per_s"] == pytest.approx(sum(lengths) / metrics["perf/rollout_time"])
 
 
 def test_the_same_seed_gives_the_same_rollout_and_a_resumed_one_goes_on(engine: LocalEngine) -> None:

@@ -169,7 +169,7 @@ class HooksConfig:
     custom_generate_function_path: str | None = None
     """Replaces the generation of one sample."""
     custom_rm_path: str | None = None
-    """The reward of a sample, or with --group-rm of a group."""
+    """The reward of a sample, or with --group-rm of a group. Goes before --rm-type."""
     custom_reward_post_process_path: str | None = None
     """Replaces the normalisation of rewards."""
     dynamic_sampling_filter_path: str | None = None
@@ -295,6 +295,8 @@ def _check_sampling(config: TrainConfig, problems: Problems) -> None:
         problems.add("--eval-prompt-data: two sets have the same name")
     if (evaluation.eval_interval or evaluation.eval_target is not None) and not words:
         problems.add("--eval-interval and --eval-target need --eval-prompt-data")
+    if config.hooks.eval_function_path is not None and not words:
+        problems.add("--eval-function-path stands in for the sets of --eval-prompt-data: name at least one")
 
 
 def _check_reward(config: TrainConfig, problems: Problems) -> None:
@@ -335,6 +337,11 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     problems.require(0 < algorithm.gamma <= 1, f"--gamma must be in (0, 1], got {algorithm.gamma}")
     if algorithm.kl_loss_coef > 0 and not algorithm.use_kl_loss:
         problems.add(f"--kl-loss-coef {algorithm.kl_loss_coef} has no effect without --use-kl-loss")
+    if algorithm.kl_coef > 0 and not algorithm.advantage_estimator.startswith("reinforce_plus_plus"):
+        problems.add(
+            f"--kl-coef penalises the token rewards of the REINFORCE++ estimators, not of "
+            f"{algorithm.advantage_estimator}: use --use-kl-loss --kl-loss-coef {algorithm.kl_coef}"
+        )
     if config.model.ref_load is not None and not (algorithm.use_kl_loss or algorithm.kl_coef > 0):
         problems.add("--ref-load is read only with --use-kl-loss or --kl-coef")
     custom = config.hooks.custom_loss_function_path

@@ -106,7 +106,10 @@ class LlmDomain:
         """Score the evaluation sets under weights of version `rollout_id + 1`."""
         self.state.weight_version = rollout_id + 1
         result = await self.evaluator(rollout_id)
-        self.log_hooks.evaluation(rollout_id, result.data, result.metrics)
+        if self.log_hooks.evaluation(rollout_id, result.data, result.metrics):
+            # The scores themselves stay: `--eval-target` and the summary are decided by them.
+            scores = {f"eval/{name}" for name in result.data}
+            return {name: value for name, value in result.metrics.items() if name in scores}
         return result.metrics
 
     def plan(self, rollout_id: int, rollout: RolloutResult[Sample]) -> list[list[StepPlan]]:

@@ -68,9 +68,11 @@ def preflight(config: TrainConfig) -> Prepared:
     )
     problems.raise_if_any()
     assert encoder is not None
-    for prompts in [dataset, *eval_sets.values()]:
-        if prompts is not None:
-            _collect(problems, lambda p=prompts: _check_prompts(config, p, encoder, max_context))
+    if dataset is not None:
+        longest = _collect(problems, lambda: _check_prompts(config, dataset, encoder, max_context))
+        _check_token_budget(config, longest or 0, problems)
+    for prompts in eval_sets.values():
+        _collect(problems, lambda p=prompts: _check_prompts(config, p, encoder, max_context))
     _check_memory(config, problems)
     problems.raise_if_any()
     return Prepared(_with_num_rollout(config, dataset), tokenizer, encoder, max_context, dataset, eval_sets, hooks)
@@ -117,9 +119,10 @@ def _load_tokenizer(config: TrainConfig) -> tuple[Any, int]:
     return tokenizer, int(model_config.max_position_embeddings)
 
 
-def _check_prompts(config: TrainConfig, dataset: PromptDataset, encoder: PromptEncoder, max_context: int) -> None:
+def _check_prompts(config: TrainConfig, dataset: PromptDataset, encoder: PromptEncoder, max_context: int) -> int:
+    """Tokens of the longest prompt."""
     custom_reward = config.hooks.custom_rm_path is not None
-    check_prompts(
+    return check_prompts(
         dataset,
         encoder,
         max_context=max_context,
@@ -127,6 +130,17 @@ def _check_prompts(config: TrainConfig, dataset: PromptDataset, encoder: PromptE
         max_prompt_len=config.sampling.rollout_max_prompt_len,
         check_row=None if custom_reward else row_check(config.reward.rm_type),
     )
+
+
+def _check_token_budget(config: TrainConfig, longest_prompt: int, problems: Problems) -> None:
+    """A sample that the budget can't hold would stop the run in the middle."""
+    batch, response = config.batch, config.sampling.rollout_max_response_len
+    budget = batch.max_tokens_per_gpu if batch.use_dynamic_batch_size else None
+    if budget is not None and longest_prompt + response > budget:
+        problems.add(
+            f"--max-tokens-per-gpu {budget} can't hold the longest prompt of {longest_prompt} tokens with "
+            f"--rollout-max-response-len {response}: it must be at least {longest_prompt + response}"
+        )
 
 
 def _check_memory(config: TrainConfig, problems: Problems) -> None:

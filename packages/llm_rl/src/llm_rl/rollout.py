@@ -183,5 +183,5 @@ def length_metrics(groups: list[list[Sample]], seconds: float) -> dict[str, floa
         "rollout/response_len/min": float(lengths.min()),
         "rollout/response_len/max": float(lengths.max()),
         "rollout/truncated_ratio": sum(s.status is Status.TRUNCATED for s in samples) / len(samples),
-        "perf/rollout_tokens_per_s": float(lengths.sum()) / seconds if seconds > 0 else 0.0,
+        "perf/tokens_per_s": float(lengths.sum()) / seconds if seconds > 0 else 0.0,
     }

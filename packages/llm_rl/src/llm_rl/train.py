@@ -150,6 +150,9 @@ def run_from_command_line(
     config: TrainConfig, *, recipe: str, dry_run: bool = False, prepare: Callable[[], None] | None = None
 ) -> None:
     """Prepare, check, train, and say where the results are. Ends the process with a message where that can't work."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # weights load in a moment, and the run has its own display
     try:
         if prepare is not None:
             prepare()
