@@ -62,7 +62,7 @@ def test_a_local_directory_is_matched_by_its_own_name_only(tmp_path: Path) -> No
 
 def test_unknown_names_list_the_known_ones() -> None:
     for call in (lambda: resolve_family("black-forest-labs/FLUX.1-dev"), lambda: get_family("flux")):
-        with pytest.raises(FamilyError, match="sd3 .*qwen_image"):
+        with pytest.raises(FamilyError, match=r"sd3 .*qwen_image"):
             call()
 
 

@@ -42,7 +42,8 @@ _MAX_SIDE = 64
 _MIN_CHROMA = 0.15
 _MIN_AREA = 0.005
 _MAX_COLOR_DISTANCE = 0.4
-_MIN_OVERLAP = 0.7
+_MIN_OVERLAP = 0.65
+_MIN_COVERAGE = 0.35
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,9 @@ def outline(
 def look(frame: Frame) -> Seen:
     """What a picture of one coloured shape on a grey ground shows.
 
+    Each outline is laid over the picture with the area and the centre of gravity of what is coloured; the one that
+    covers it best is the shape, and its box gives size and place. Unlike corners and edges, both survive a blur.
+
     Args:
         frame: (H, W, 3), uint8, square.
     """
@@ -151,22 +155,47 @@ def look(frame: Frame) -> Seen:
     peak = float(np.quantile(chroma, 0.99))
     if peak < _MIN_CHROMA:
         return Seen()
-    colored = chroma > 0.5 * peak
-    body = _largest_body(colored)
+    colored = np.clip(chroma / peak, 0.0, 1.0)
+    colored[colored < _MIN_COVERAGE] = 0.0
+    body = np.where(_largest_body(colored > 0.0), colored, 0.0)
     if body.mean() < _MIN_AREA:
         return Seen()
-    side = len(body)
-    rows, columns = np.flatnonzero(body.any(axis=1)), np.flatnonzero(body.any(axis=0))
-    top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
-    center = ((left + right) / 2.0 / side, (top + bottom) / 2.0 / side)
-    half = ((right - left) / 2.0 / side, (bottom - top) / 2.0 / side)
+    fits = [_fit(shape, body) for shape in SHAPES]
+    overlaps = [_overlap(outline(fit.shape, len(body), fit.center, (fit.half, fit.half)), colored) for fit in fits]
+    best = int(np.argmax(overlaps))
+    x, y = fits[best].center
     return Seen(
-        color=_nearest_color(pixels[body & (chroma > 0.7 * peak)]),
-        shape=_best_shape(colored, center, half),
-        size=SIZES[int(max(half) >= LARGE_FROM)],
-        row=ROWS[int(center[1] >= 0.5)],
-        column=COLUMNS[int(center[0] >= 0.5)],
+        color=_nearest_color(pixels[body > 0.7]),
+        shape=fits[best].shape if overlaps[best] >= _MIN_OVERLAP else None,
+        size=SIZES[int(fits[best].half >= LARGE_FROM)],
+        row=ROWS[int(y >= 0.5)],
+        column=COLUMNS[int(x >= 0.5)],
     )
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """An outline with the area and the centre of gravity of something; lengths are parts of the picture's side."""
+
+    shape: str
+    center: tuple[float, float]
+    half: float
+
+
+def _fit(shape: str, body: NDArray[np.float64]) -> _Fit:
+    side = len(body)
+    middle = (np.arange(side) + 0.5) / side
+    mass = body.sum()
+    x, y = float(body.sum(axis=0) @ middle / mass), float(body.sum(axis=1) @ middle / mass)
+    area = float(mass) / side**2
+    half = (area / {"circle": np.pi, "square": 4.0, "triangle": 2.0}[shape]) ** 0.5
+    # A triangle's centre of gravity lies a third of half its height below the middle of its box.
+    return _Fit(shape, (x, y - half / 3.0 if shape == "triangle" else y), half)
+
+
+def _overlap(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Intersection over union of two coverages."""
+    return float(np.minimum(first, second).sum() / np.maximum(first, second).sum())
 
 
 def _shrink(frame: Frame) -> Frame:
@@ -207,13 +236,3 @@ def _nearest_color(pixels: NDArray[np.float64]) -> str | None:
     distances = {name: float(np.linalg.norm(mean - np.asarray(color))) for name, color in COLORS.items()}
     name = min(distances, key=distances.__getitem__)
     return name if distances[name] <= _MAX_COLOR_DISTANCE else None
-
-
-def _best_shape(colored: NDArray[np.bool_], center: tuple[float, float], half: tuple[float, float]) -> str | None:
-    """The outline that overlaps most with everything coloured, if it overlaps well."""
-    overlaps = {}
-    for shape in SHAPES:
-        covered = outline(shape, len(colored), center, half) > 0.5
-        overlaps[shape] = float((covered & colored).sum() / max((covered | colored).sum(), 1))
-    best = max(overlaps, key=overlaps.__getitem__)
-    return best if overlaps[best] >= _MIN_OVERLAP else None
