@@ -22,6 +22,7 @@ class Scenario:
     settings: dict[str, Any] = field(default_factory=dict)
     layout: dict[str, Any] = field(default_factory=dict)
     gradient_only: bool = True
+    load: Path | None = None
 
 
 def run_scenario(
@@ -32,6 +33,8 @@ def run_scenario(
     trainer = FsdpTrainer(FsdpTrainerSettings(**(common | scenario.settings)), rank, world_size, init_method)
     info = trainer.init()
     assert (info.rank, info.world_size, info.dp_rank, info.dp_size) == (rank, world_size, rank, world_size)
+    if scenario.load is not None:
+        trainer.load(scenario.load)
     start = full_weights(trainer)
     gradient = capture_gradients(trainer) if scenario.gradient_only else {}
     metrics = [
@@ -42,6 +45,9 @@ def run_scenario(
     bucket = trainer.export_bucket(names, 0)
     assert (bucket is None) == (rank > 0)
     if not scenario.gradient_only:
+        checkpoint = out / f"checkpoint.{scenario.name}.{world_size}"
+        checkpoint.mkdir(exist_ok=True)
+        trainer.save(checkpoint)
         trainer.save_hf(out / f"{scenario.name}.{world_size}")
     result = {
         "start": start,

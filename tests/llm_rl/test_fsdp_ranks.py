@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -47,8 +49,8 @@ def compare(world_size, todo, model, out):
     mp.spawn(rank_main, (world_size, todo, model, out), nprocs=world_size)
     found = torch.load(out / f"results.{world_size}.pt", weights_only=False)
     for scenario in todo:
-        single = {**scenario.settings, "dp_replicate_size": 1}
-        one = run_scenario(Scenario(**{**vars(scenario), "settings": single}), model, out)
+        single = scenario.settings | {"dp_replicate_size": 1}
+        one = run_scenario(replace(scenario, settings=single), model, out)
         many = found[scenario.name]
         for name, weight in one["start"].items():
             torch.testing.assert_close(many["start"][name], weight, rtol=0, atol=0)  # every rank got its shards
@@ -76,7 +78,27 @@ def test_two_ranks_equal_one(tiny_model_dir, tmp_path):
     """Sharded over both, and as two replicas."""
     compare(2, scenarios(1) + scenarios(2), tiny_model_dir, tmp_path)
 
+    # Saved on two ranks, loaded on one: the third rollout ends where a single rank ends that did all three.
+    updates = next(s for s in scenarios(1) if s.name == "updates-1")
+    third = make_rows(8, version=2)
+    whole = run_scenario(replace(updates, name="whole", rollouts=[*updates.rollouts, third]), tiny_model_dir, tmp_path)
+    fresh = [dict(row, weight_version=0) for row in third]  # the loaded trainer counts from 0 again in this test
+    saved = tmp_path / "checkpoint.updates-1.2"
+    resumed = replace(updates, name="resumed", rollouts=[fresh], load=saved)
+    resumed = run_scenario(resumed, tiny_model_dir, tmp_path)
+    assert resumed["metrics"][0] == pytest.approx(whole["metrics"][2], rel=1e-3, abs=1e-6)
+    for name, weight in whole["weights"].items():
+        torch.testing.assert_close(resumed["weights"][name], weight, rtol=0, atol=2e-5)
+
 
 @pytest.mark.slow
 def test_hybrid_sharding_on_four_ranks_equals_one(tiny_model_dir, tmp_path):
-    compare(4, scenarios(2), tiny_model_dir, tmp_path)
+    """Gradients, and a checkpoint of one rank loaded on four."""
+    updates = next(s for s in scenarios(2) if s.name == "updates-2")
+    single = replace(updates, name="saved", settings=updates.settings | {"dp_replicate_size": 1})
+    one = run_scenario(single, tiny_model_dir, tmp_path)
+    loaded = replace(updates, name="loaded-2", load=tmp_path / "checkpoint.saved.1")
+    compare(4, [*scenarios(2), loaded], tiny_model_dir, tmp_path)
+    found = torch.load(tmp_path / "results.4.pt", weights_only=False)["loaded-2"]
+    for name, weight in one["weights"].items():
+        torch.testing.assert_close(found["start"][name], weight, rtol=0, atol=0)
