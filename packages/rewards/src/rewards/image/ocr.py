@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from rewards.image.pixels import Frame, request_frames
 from rewards.request import LabelError, MissingExtraError, RewardRequest, Score
 
@@ -52,10 +54,20 @@ class OcrScorer:
 
     def _text(self, frame: Frame, request: RewardRequest) -> str:
         try:
-            return self._recognise(frame)
+            return self._recognise(_not_too_long(frame))
         except Exception:  # engines raise anything on images of odd sizes
             logger.warning("no text could be recognised in sample %s", request.sample_id, exc_info=True)
             return ""
+
+
+def _not_too_long(frame: Frame) -> Frame:
+    """The frame, with black added below or beside it until one side is at most eight times the other.
+
+    Engines enlarge an image until its shorter side is 256 pixels, which makes an image of one row enormous.
+    """
+    height, width = frame.shape[:2]
+    shortest = -(-max(height, width) // 8)
+    return np.pad(frame, ((0, max(0, shortest - height)), (0, max(0, shortest - width)), (0, 0)))
 
 
 def quoted_target(request: RewardRequest) -> str:
