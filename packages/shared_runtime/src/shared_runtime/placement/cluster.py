@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
@@ -14,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
+from shared_runtime.placement import reaper
 from shared_runtime.placement.layout import Layout, LayoutError
-from shared_runtime.placement.processes import descendants, end_processes, sigterm_as_exit
+from shared_runtime.placement.processes import sigterm_as_exit
 
 if TYPE_CHECKING:
     from shared_runtime.placement.ray_group import RayWorkerGroup
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 GiB = 1 << 30
 # Unix sockets below the directory have at most 107 characters in their path, so not in an arbitrary TMPDIR.
 _TEMP_ROOT = Path("/tmp")
-_TEMP_PREFIX = "tandem-ray-"
 
 
 class ClusterError(RuntimeError):
@@ -116,8 +113,8 @@ def ray_cluster(
 ) -> Iterator[Cluster]:
     """Connect to a Ray cluster, or start a local one, and reserve the layout for the length of the `with` block.
 
-    A local cluster and everything in it ends with the block, also on Ctrl-C and SIGTERM; when the driver is killed,
-    the kernel ends it. Must be entered from the thread that lives as long as the run.
+    A local cluster and everything in it ends with the block, also on Ctrl-C and SIGTERM, and when the driver is
+    killed. Must be entered from the thread that lives as long as the run.
 
     Args:
         layout: What to reserve.
@@ -142,21 +139,13 @@ def ray_cluster(
         stack.enter_context(_plain_ray_environment())
         env = {"PYTHONPATH": _worker_python_path()}
         common: dict[str, Any] = {"log_to_driver": log_to_driver, "logging_level": "error"}
-        processes: list[psutil.Process] = []
         temp_dir = stack.enter_context(_temp_dir(keep_logs_in)) if local else None
-        stack.callback(end_processes, processes, patience_s=5)
         stack.callback(ray.shutdown)
-        if local:
+        if temp_dir is not None:
+            num_cpus = num_cpus or max(os.cpu_count() or 1, layout.num_bundles)
             # The raylet hands its environment on to the workers, so those it starts ahead of time can be used.
-            with _environment(env):
-                ray.init(
-                    address="local",
-                    num_cpus=num_cpus or max(os.cpu_count() or 1, layout.num_bundles),
-                    object_store_memory=object_store_bytes,
-                    include_dashboard=False,
-                    _temp_dir=str(temp_dir),
-                    **common,
-                )
+            with _environment(env | {reaper.MARKER: str(temp_dir)}):
+                _start_local(temp_dir, num_cpus=num_cpus, object_store_memory=object_store_bytes, **common)
         else:
             try:
                 ray.init(address=address, runtime_env={"env_vars": env}, **common)
@@ -171,9 +160,6 @@ def ray_cluster(
         session_dir = (temp_dir / "session_latest").resolve() if temp_dir is not None else None
         cluster = Cluster(layout, accelerator, groups, session_dir, local)
         stack.callback(cluster.stop_groups)
-        if temp_dir is not None:
-            # Noted while every parent lives: afterwards orphans could not be told from anybody else's processes.
-            stack.callback(lambda: processes.extend(descendants(str(temp_dir))))
         yield cluster
 
 
@@ -198,6 +184,21 @@ def check_capacity(layout: Layout, node_totals: Sequence[int], accelerator: str)
                 "--actor-num-gpus-per-node or --rollout-num-gpus, share them with --colocate, or use a larger cluster"
             )
         free[free.index(best)] -= needed
+
+
+def _start_local(temp_dir: Path, **options: Any) -> None:
+    """Start a cluster on this machine. Ray gives its daemons 30 s, which a busy machine may exceed: try twice."""
+    import ray
+
+    for last in (False, True):
+        try:
+            ray.init(address="local", include_dashboard=False, _temp_dir=str(temp_dir), **options)
+            return
+        except Exception as error:
+            if last or "timed out" not in str(error):
+                raise ClusterError(f"Ray did not start on this machine: {error}") from error
+            ray.shutdown()
+            reaper.end_marked(str(temp_dir))
 
 
 @contextlib.contextmanager
@@ -230,30 +231,17 @@ def _reserved(layout: Layout, accelerator: str, timeout_s: float) -> Iterator[li
 
 @contextlib.contextmanager
 def _temp_dir(keep_logs_in: Path | None) -> Iterator[Path]:
-    """A directory for Ray's sockets and logs, removed at the end; those of drivers that were killed go too."""
-    _sweep_temp_dirs()
-    path = Path(tempfile.mkdtemp(prefix=_TEMP_PREFIX, dir=_TEMP_ROOT))
-    # The kernel drops the lock with the process: a directory whose lock is free has no owner any more.
-    with (path / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield path
-        finally:
-            if keep_logs_in is not None:
-                _copy_logs(path / "session_latest" / "logs", keep_logs_in)
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _sweep_temp_dirs() -> None:
-    for path in _TEMP_ROOT.glob(f"{_TEMP_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            # A young directory may belong to a driver that has not locked it yet.
-            if stat.st_uid != os.getuid() or time.time() - stat.st_mtime < 30:
-                continue
-            with (path / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+    """A directory for Ray's sockets and logs. It is removed, and what still runs in it ended, however this ends."""
+    path = Path(tempfile.mkdtemp(prefix="tandem-ray-", dir=_TEMP_ROOT))
+    process = reaper.start(path)
+    assert process.stdin is not None
+    try:
+        yield path
+    finally:
+        if keep_logs_in is not None:
+            _copy_logs(path / "session_latest" / "logs", keep_logs_in)
+        process.stdin.close()
+        process.wait()
 
 
 def _copy_logs(logs: Path, target: Path) -> None:

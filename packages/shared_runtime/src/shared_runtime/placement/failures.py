@@ -65,6 +65,12 @@ def origin(text: str) -> tuple[str, int] | None:
     return (found[-1][0], int(found[-1][1])) if found else None
 
 
+def pid_in(text: str) -> int | None:
+    """The process id in Ray's report of a death."""
+    found = re.search(r"^\s*pid: (\d+)", text, re.MULTILINE)
+    return int(found.group(1)) if found else None
+
+
 def classify(error: Exception) -> Kind:
     """Which kind of failure an exception from `ray.get` is."""
     from ray.exceptions import RayError, RayTaskError

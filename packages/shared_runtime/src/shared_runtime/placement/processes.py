@@ -26,16 +26,6 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def descendants(marker: str) -> list[psutil.Process]:
-    """Children of this process whose command line holds `marker`, with everything below them."""
-    found: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if any(marker in argument for argument in child.cmdline()):
-                found += [child, *child.children(recursive=True)]
-    return found
-
-
 def end_processes(processes: Sequence[psutil.Process], patience_s: float) -> None:
     """Wait for processes to end, kill those that have not after `patience_s`, and wait for these."""
     _, alive = psutil.wait_procs(processes, timeout=patience_s)
@@ -67,16 +57,24 @@ def last_lines(path: Path, count: int = 20, limit: int = 16_384) -> list[str]:
 
 @contextlib.contextmanager
 def sigterm_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into `SystemExit(143)` in the main thread, so that `with` blocks clean up; restore afterwards."""
+    """Have SIGTERM unwind the main thread like Ctrl-C, so that `with` blocks clean up, and leave with status 143."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    received = False
 
     def handler(signum: int, frame: object) -> None:
-        raise SystemExit(128 + signum)
+        nonlocal received
+        received = True
+        # Not SystemExit at once: inside of a call of Ray it would lose its status.
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, handler)
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):
+        if received:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -17,7 +17,16 @@ import psutil
 
 from shared_runtime.placement.cluster import Cluster
 from shared_runtime.placement.devices import actor_options, visible_devices
-from shared_runtime.placement.failures import Failure, Kind, WorkerDied, classify, how_it_died, origin, root_cause
+from shared_runtime.placement.failures import (
+    Failure,
+    Kind,
+    WorkerDied,
+    classify,
+    how_it_died,
+    origin,
+    pid_in,
+    root_cause,
+)
 from shared_runtime.placement.processes import end_processes, last_lines, oom_kills
 from shared_runtime.placement.ray_host import HostSettings, WorkerHost, WorkerProcess
 
@@ -263,12 +272,14 @@ class RayWorkerGroup:
 
     def _died(self, failure: Failure) -> WorkerDied:
         process = self._process(failure.rank)
+        # A process that dies right after its start has had no time to tell, but Ray knows it.
+        pid = process.pid if process else pid_in(str(failure.error))
         lines: list[str] = []
-        if process is not None and self._cluster.session_dir is not None:
-            for log in (self._cluster.session_dir / "logs").glob(f"worker-*-{process.pid}.err"):
+        if pid is not None and self._cluster.session_dir is not None:
+            for log in (self._cluster.session_dir / "logs").glob(f"worker-*-{pid}.err"):
                 lines = last_lines(log)
         how = how_it_died(failure.error, lines, oom_kills() - self._oom_kills)
-        return WorkerDied(self.role, failure.rank, process.pid if process else None, how, lines)
+        return WorkerDied(self.role, failure.rank, pid, how, lines)
 
     def _local_processes(self) -> list[psutil.Process]:
         """The workers' processes on this machine, with their children."""
