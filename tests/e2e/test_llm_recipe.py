@@ -100,13 +100,13 @@ def test_the_run_directory_is_complete(default_run: tuple[Path, str]) -> None:
 def test_the_export_loads_and_scores_the_same(default_run: tuple[Path, str]) -> None:
     from llm_rl.engines.local import LocalEngine
     from llm_rl.presets.recipes import tiny_grpo
-    from llm_rl.presets.warmup import greedy_accuracy
+    from llm_rl.presets.warmup import accuracy
 
     directory, _ = default_run
     held_out = tiny_grpo().config.evaluation.sets()["sums"]
     engine = LocalEngine(directory / "hf")  # loads through AutoModelForCausalLM.from_pretrained
     last = [row["eval/sums"] for row in rows(directory / "metrics.jsonl") if "eval/sums" in row][-1]
-    assert greedy_accuracy(engine, rows(Path(held_out))) == pytest.approx(last, abs=1e-9)
+    assert accuracy(engine, rows(Path(held_out)), temperature=0.0) == pytest.approx(last, abs=1e-9)
 
 
 @pytest.mark.slow

@@ -52,9 +52,9 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
             prompt_data=str(sums / "train.jsonl"), input_key="prompt", label_key="label", rollout_shuffle=True
         ),
         batch=BatchConfig(
-            num_rollout=100,
-            rollout_batch_size=32,
-            n_samples_per_prompt=16,
+            num_rollout=200,
+            rollout_batch_size=128,
+            n_samples_per_prompt=4,
             use_dynamic_batch_size=True,
             max_tokens_per_gpu=16384,
         ),
@@ -67,7 +67,7 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
         ),
         reward=RewardConfig(rm_type="math"),
         algorithm=AlgorithmConfig(observe_training_entropy=True),
-        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.0),
+        optimizer=OptimizerConfig(lr=2e-4, lr_warmup_iters=10, weight_decay=0.0),
         fsdp=FsdpConfig(train_dtype="fp32"),
         checkpoint=CheckpointConfig(save_interval=20),
     )

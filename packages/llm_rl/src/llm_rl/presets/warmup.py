@@ -26,7 +26,7 @@ MAX_STEPS = 1000
 
 
 def warm_up(directory: Path, sums: Path, *, seed: int = 0) -> None:
-    """Train the tiny model on correct sums until it gets a third of the held-out ones right, and save it.
+    """Train the tiny model on correct sums until a third of its sampled answers to held-out ones is right; save it.
 
     Args:
         directory: Where the model goes.
@@ -55,7 +55,7 @@ def _train(untrained: Path, directory: Path, sums: Path, seed: int) -> None:
             trainer.call_each("train", [(step, _plan(batch))])
             if step % CHECK_EVERY == 0:
                 publish(trainer, engines, step, buffer_size=1 << 26)
-                if greedy_accuracy(engine, held_out) >= TARGET:
+                if accuracy(engine, held_out, temperature=1.0) >= TARGET:
                     trainer.call("save_hf", directory)
                     return
     finally:
@@ -63,11 +63,11 @@ def _train(untrained: Path, directory: Path, sums: Path, seed: int) -> None:
     raise RuntimeError(f"the tiny model did not learn sums in {MAX_STEPS} steps")
 
 
-def greedy_accuracy(engine: LocalEngine, entries: list[dict[str, str]]) -> float:
-    """Share of prompts whose likeliest response is the label."""
-    greedy = SamplingParams(max_new_tokens=4, temperature=0.0)
+def accuracy(engine: LocalEngine, entries: list[dict[str, str]], *, temperature: float) -> float:
+    """Share of prompts whose response is the label: a sampled response, or with temperature 0 the likeliest."""
+    params = SamplingParams(max_new_tokens=4, temperature=temperature)
     prompts = [engine.tokenizer(entry["prompt"], add_special_tokens=False)["input_ids"] for entry in entries]
-    requests = [GenerateRequest(str(i), tuple(ids), greedy, seed=0) for i, ids in enumerate(prompts)]
+    requests = [GenerateRequest(str(i), tuple(ids), params, seed=i) for i, ids in enumerate(prompts)]
     responses = [
         engine.tokenizer.decode(output.output_ids, skip_special_tokens=True) for output in engine.generate(requests)
     ]
