@@ -57,7 +57,7 @@ def test_gradient_equals_plain_sequences(start, tiny_model_dir, dtype, attention
     loss = policy_gradient_loss(model, rows, per_token=per_token, temperature=0.7)
     expected = gradients(model, loss)
     assert_same_gradients(found, expected, rtol=0, atol=TOLERANCE)
-    assert metrics["train/loss"] == pytest.approx(float(loss), abs=1e-6)
+    assert metrics["train/loss"] == pytest.approx(loss.item(), abs=1e-6)
     norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
     assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-5)
     assert metrics["train/pg_clipfrac"] == 0
@@ -333,9 +333,9 @@ def test_custom_loss_and_reducer(start, tiny_model_dir):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"response_length": 99}, "sample 2: response of 99 tokens in a row of"),
-        ({"loss_mask": np.ones(50)}, r"sample 2: loss mask has shape \(50,\)"),
-        ({"rollout_log_probs": np.ones(50)}, r"sample 2: \(50,\) rollout log-probs"),
+        ({"response_length": 99}, "sample 2: a response of 99 tokens in a row of"),
+        ({"loss_mask": np.ones(50)}, "sample 2: 50 entries in the loss mask"),
+        ({"rollout_log_probs": np.ones(50)}, "sample 2: .* and 50 rollout log-probs"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(start, change, message):

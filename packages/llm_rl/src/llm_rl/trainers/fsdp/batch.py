@@ -79,43 +79,55 @@ def collate(
     """
     lengths = [int(row["response_length"]) for row in rows]
     tokens = [np.asarray(row["tokens"], dtype=np.int64) for row in rows]
-    targets, masks, behaviour, known, stale = [], [], [], [], []
-    for row, row_tokens, response in zip(rows, tokens, lengths, strict=True):
-        name = f"sample {row.get('sample_index', '?')}"
-        if not 0 <= response < len(row_tokens):
-            raise ValueError(f"{name}: response of {response} tokens in a row of {len(row_tokens)} leaves no prompt")
-        mask = np.asarray(row.get("loss_mask", np.ones(response)), dtype=np.float64)
-        if mask.shape != (response,):
-            raise ValueError(f"{name}: loss mask has shape {mask.shape}, its response {response} tokens")
+    targets, masks, behaviour = [], [], []
+    known, stale = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
+    for i, (row, row_tokens, response) in enumerate(zip(rows, tokens, lengths, strict=True)):
+        mask: Any = row.get("loss_mask")
         log_probs: Any = row.get("rollout_log_probs")
-        if log_probs is not None and np.shape(log_probs) != (response,):
-            raise ValueError(f"{name}: {np.shape(log_probs)} rollout log-probs for {response} response tokens")
         version = row.get("weight_version")
-        old = None not in (policy_version, version) and version != policy_version
-        if old and log_probs is None:
-            raise ValueError(
-                f"{name} was drawn by weights of version {version}, now is {policy_version}: without "
-                "rollout log-probs its importance ratio is unknown"
-            )
+        known[i] = log_probs is not None
+        stale[i] = None not in (policy_version, version) and version != policy_version
         targets.append(row_tokens[len(row_tokens) - response :])
-        masks.append(mask)
-        behaviour.append(np.full(response, np.nan) if log_probs is None else np.asarray(log_probs, dtype=np.float64))
-        known.append(np.full(response, log_probs is not None))
-        stale.append(np.full(response, old))
+        masks.append(np.ones(response) if mask is None else mask)
+        behaviour.append(log_probs if known[i] else np.full(response, np.nan))
+        if not (0 <= response < len(row_tokens) and len(masks[i]) == len(behaviour[i]) == response):
+            _explain(row, len(row_tokens), response, len(masks[i]), len(behaviour[i]))
+        if stale[i] and not known[i]:
+            raise ValueError(
+                f"{_name(row)} was drawn by weights of version {version}, now is {policy_version}: without rollout "
+                "log-probs its importance ratio is unknown"
+            )
 
     def tensor(parts: list[np.ndarray], kind: torch.dtype) -> Tensor:
         flat = np.concatenate(parts) if parts else np.empty(0)
         return torch.as_tensor(flat).to(device=device, dtype=kind)
 
+    segments = Segments.of(lengths, device)
     return MicroBatch(
         tokens=tokens,
         response_lengths=lengths,
-        segments=Segments.of(lengths, device),
+        segments=segments,
         targets=tensor(targets, torch.int64),
         mask=tensor(masks, dtype),
         rewards=torch.tensor([float(row.get("reward", 0.0)) for row in rows], dtype=dtype, device=device),
         sample_num_tokens=torch.tensor(list(sample_num_tokens), dtype=dtype, device=device),
         rollout_log_probs=tensor(behaviour, dtype),
-        has_rollout_log_probs=tensor(known, torch.bool),
-        stale=tensor(stale, torch.bool),
+        has_rollout_log_probs=segments.expand(torch.from_numpy(known).to(device)),
+        stale=segments.expand(torch.from_numpy(stale).to(device)),
     )
+
+
+def _name(row: TrainRow) -> str:
+    return f"sample {row.get('sample_index', '?')}"
+
+
+def _explain(row: TrainRow, total: int, response: int, mask: int, log_probs: int) -> None:
+    """Raise with what doesn't fit.
+
+    Raises:
+        ValueError: Always.
+    """
+    if not 0 <= response < total:
+        raise ValueError(f"{_name(row)}: a response of {response} tokens in a row of {total} leaves no prompt")
+    found = f"{mask} entries in the loss mask and {log_probs} rollout log-probs"
+    raise ValueError(f"{_name(row)}: {found} for {response} response tokens")

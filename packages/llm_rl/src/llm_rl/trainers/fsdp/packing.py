@@ -182,16 +182,16 @@ def _group_documents(
     restore = np.empty(num_tokens, dtype=np.int64)
     base = 0
     for batch in batches:
-        longest_query = max(d.length for d in batch)
-        longest_key = max(len(d.keys) for d in batch)
-        queries = np.zeros((len(batch), longest_query), dtype=np.int64)
-        keys = np.zeros((len(batch), longest_key), dtype=np.int64)
-        offsets = np.empty(len(batch), dtype=np.int64)
-        for i, d in enumerate(batch):
-            queries[i, : d.length] = np.arange(d.start, d.start + d.length)
-            keys[i, : len(d.keys)] = d.keys
-            offsets[i] = len(d.keys) - d.length
-            restore[d.start : d.start + d.length] = np.arange(base, base + d.length) + i * longest_query
+        starts = np.array([d.start for d in batch])[:, None]
+        lengths = np.array([d.length for d in batch])[:, None]
+        key_lengths = np.array([len(d.keys) for d in batch])
+        # Padding repeats index 0; its outputs are never picked up.
+        slots = np.arange(lengths.max())
+        real = slots < lengths
+        queries = np.where(real, starts + slots, 0)
+        keys = np.zeros((len(batch), key_lengths.max()), dtype=np.int64)
+        keys[np.arange(keys.shape[1]) < key_lengths[:, None]] = np.concatenate([d.keys for d in batch])
+        restore[queries[real]] = base + np.flatnonzero(real)
         base += queries.size
-        groups.append((queries, keys, offsets))
+        groups.append((queries, keys, key_lengths - lengths[:, 0]))
     return groups, restore
