@@ -23,11 +23,11 @@ def tiny_sd3(tiny_sd3_dir: Path) -> Any:
     from diffusion_rl.models.loading import load_pipeline
     from diffusion_rl.models.registry import get_family
 
-    return load_pipeline(str(tiny_sd3_dir), get_family("sd3"), dtype=torch.float32)
+    return load_pipeline(str(tiny_sd3_dir), get_family("sd3"))
 
 
 @pytest.fixture(scope="session")
-def tiny_qwen() -> Any:
+def tiny_qwen_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen-Image pipeline: 2 layers, latents of 4 channels packed to 16, 64×64 pixels to 4×4 tokens."""
     from diffusers import (
         AutoencoderKLQwenImage,
@@ -80,7 +80,15 @@ def tiny_qwen() -> Any:
             axes_dims_rope=(4, 6, 6),
         ),
     )
-    pipeline.set_progress_bar_config(disable=True)
-    for module in (pipeline.vae, pipeline.text_encoder, pipeline.transformer):
-        module.requires_grad_(False).eval()
-    return pipeline
+    directory = tmp_path_factory.mktemp("qwen") / "tiny-qwen-image"
+    pipeline.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def tiny_qwen(tiny_qwen_dir: Path) -> Any:
+    """A fresh pipeline of it."""
+    from diffusion_rl.models.loading import load_pipeline
+    from diffusion_rl.models.registry import get_family
+
+    return load_pipeline(str(tiny_qwen_dir), get_family("qwen_image"))

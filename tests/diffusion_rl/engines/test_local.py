@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ REQUEST = GenerateRequest("r0", PROMPT, 3, 1000, PARAMS, sample_ids=(40, 41, 42)
 
 
 @pytest.fixture
-def engine(tiny_sd3: Any) -> LocalEngine:
-    return LocalEngine(tiny_sd3, get_family("sd3"))
+def engine(tiny_sd3_dir: Path) -> LocalEngine:
+    return LocalEngine(tiny_sd3_dir)
 
 
 def change(request: GenerateRequest, **params: Any) -> GenerateRequest:
@@ -54,8 +55,8 @@ def test_ode_images_are_those_of_the_sd3_pipeline(engine: LocalEngine, guidance_
 
 
 @pytest.mark.parametrize("guided", [True, False])
-def test_ode_images_are_those_of_the_qwen_pipeline(tiny_qwen: Any, guided: bool) -> None:
-    engine = LocalEngine(tiny_qwen, get_family("qwen_image"))
+def test_ode_images_are_those_of_the_qwen_pipeline(tiny_qwen_dir: Path, tiny_qwen: Any, guided: bool) -> None:
+    engine = LocalEngine(tiny_qwen_dir)
     request = GenerateRequest(
         "q", "a cat", 2, 7, replace(PARAMS, sde_type="ode", true_cfg_scale=4.0 if guided else 1.0, negative_prompt="no")
     )
@@ -209,7 +210,8 @@ def test_names_that_the_engine_lacks_are_an_error_and_change_nothing(engine: Loc
     tensors = {f"base_model.model.{name}": tensor for name, tensor in engine.named_tensors().items()}
     with pytest.raises(WeightUpdateError, match="unknown to the engine: base_model"):
         publish(engine, tensors, 1)
-    one(engine, REQUEST)
+    engine.resume()
+    assert one(engine, REQUEST).weight_version == 0
 
 
 def test_after_a_failed_update_the_engine_refuses(engine: LocalEngine) -> None:
@@ -231,21 +233,26 @@ def test_a_broken_image_names_its_sample(engine: LocalEngine, monkeypatch: pytes
         return images
 
     monkeypatch.setattr(type(engine.family), "decode", breaking)
-    with pytest.raises(ValueError, match=r"sample 41 of request r0 .*seeds \[1001\]"):
+    with pytest.raises(FloatingPointError, match=r"sample 41 of request r0 .*seeds \[1001\]"):
         one(engine, REQUEST)
 
 
-def test_sleep_and_wake(engine: LocalEngine) -> None:
+def test_asleep_or_paused_it_takes_no_requests_and_then_gives_the_same(engine: LocalEngine) -> None:
     before = one(engine, REQUEST).images
-    engine.sleep()
-    engine.wake_up()
-    np.testing.assert_array_equal(one(engine, REQUEST).images, before)
+    for stop, go, word in ((engine.sleep, engine.wake_up, "asleep"), (engine.pause, engine.resume, "paused")):
+        stop()
+        with pytest.raises(RuntimeError, match=word):
+            one(engine, REQUEST)
+        go()
+        np.testing.assert_array_equal(one(engine, REQUEST).images, before)
 
 
-def test_bfloat16_stays_near_float32(engine: LocalEngine) -> None:
+def test_bfloat16_stays_near_float32(engine: LocalEngine, tiny_sd3_dir: Path) -> None:
     exact = one(engine, change(REQUEST, sde_type="ode"))
-    engine.forward_dtype = torch.bfloat16
-    rough = one(engine, change(REQUEST, sde_type="ode"))
+    half = LocalEngine(tiny_sd3_dir, dtype="bf16")
+    assert {tensor.dtype for tensor in half.named_tensors().values()} == {torch.bfloat16}
+    assert half.pipeline.vae.dtype == half.pipeline.text_encoder.dtype == torch.float32
+    rough = one(half, change(REQUEST, sde_type="ode"))
     difference = np.abs(exact.trajectories[0].clean - rough.trajectories[0].clean)
     assert rough.trajectories[0].latents.dtype == np.float32
     assert 0 < difference.mean() < 0.05

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,17 @@ from diffusion_rl.algorithms.step_dynamics import step_dynamics
 from diffusion_rl.engines.denoise import Denoised, denoise, draw_noise, step_noise_drawer
 from diffusion_rl.models.family import ModelFamily, Schedule
 from diffusion_rl.models.forward import predict_velocity
+from diffusion_rl.models.loading import load_pipeline
+from diffusion_rl.models.registry import resolve_family
 from diffusion_rl.sample import GenerateOutput, GenerateRequest, Trajectory
-from shared_runtime.engines.contract import UpdateReport
-from shared_runtime.weight_sync.bucket import Bucket, TensorMeta
-from shared_runtime.weight_sync.receiver import TensorReceiver
+from shared_runtime.engines.in_process import InProcessEngine
+from shared_runtime.precision.policy import dtype_name, torch_dtype
 
 MAX_CACHED_PROMPTS = 256
 
 
-class LocalEngine:
-    """An :class:`~shared_runtime.engines.contract.EngineWorker` that runs in this process.
+class LocalEngine(InProcessEngine):
+    """An :class:`~shared_runtime.engines.contract.EngineWorker` around a diffusers pipeline.
 
     A request is one microgroup and one batch: its prompt is encoded once (and remembered, since the encoders never
     change), its images are denoised together. Requests never share a batch, so an image does not depend on what else
@@ -31,40 +34,56 @@ class LocalEngine:
 
     def __init__(
         self,
-        pipeline: Any,
-        family: ModelFamily,
+        model_dir: str | Path,
         *,
+        family: str | ModelFamily | None = None,
+        dtype: str = "fp32",
+        encoder_dtype: str = "fp32",
         device: str = "cpu",
-        forward_dtype: torch.dtype = torch.float32,
         generator_device: str = "cpu",
         train_components: tuple[str, ...] | None = None,
+        weight_version: int = 0,
     ) -> None:
-        """Take over a loaded pipeline.
+        """Load the pipeline.
 
         Args:
-            pipeline: Of :func:`~diffusion_rl.models.loading.load_pipeline`.
-            family: Its family.
+            model_dir: diffusers directory, or a name on the hub.
+            family: A family or its name, default what the directory's name says.
+            dtype: Of the trained components: weights, and autocast unless it is `fp32`.
+            encoder_dtype: Of text encoders and VAE.
             device: Where it computes.
-            forward_dtype: Autocast dtype of the transformer; float32 means none.
             generator_device: Where noise is drawn; the same device gives the same noise.
             train_components: The modules that updates overwrite, default the family's.
-        """
-        self.pipeline, self.family = pipeline, family
-        self.device, self.forward_dtype, self.generator_device = torch.device(device), forward_dtype, generator_device
-        self.train_components = train_components or family.train_components
-        self.scale_factor = family.vae_scale_factor(pipeline.vae.config)
-        self.receiver = TensorReceiver(self.named_tensors)
-        self._encoded: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+            weight_version: Version of the weights in `model_dir`.
 
-    def generate(self, requests: list[GenerateRequest]) -> list[GenerateOutput]:
+        Raises:
+            FamilyError: If the family is not known, or the directory is not a complete pipeline of it.
+        """
+        self.family = family if isinstance(family, ModelFamily) else resolve_family(str(model_dir), family)
+        self.train_components = train_components or self.family.train_components
+        self.forward_dtype = torch_dtype(dtype)
+        self.device, self.generator_device = torch.device(device), generator_device
+        self.pipeline = load_pipeline(
+            str(model_dir),
+            self.family,
+            device=device,
+            dtype=torch_dtype(encoder_dtype),
+            component_dtypes=dict.fromkeys(self.train_components, self.forward_dtype),
+        )
+        self.scale_factor = self.family.vae_scale_factor(self.pipeline.vae.config)
+        self._encoded: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+        self._start_receiving(weight_version)
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[GenerateOutput]:
         """Answer some microgroups, in order.
 
         Raises:
-            WeightUpdateError: If the last weight update failed or is still open.
-            ValueError: If an image has NaN or infinity; the message names its sample.
+            RuntimeError: The engine is paused or asleep.
+            WeightUpdateError: Its weights are those of an unfinished or failed update.
+            FloatingPointError: An image has NaN or infinity; the message names its sample.
         """
-        self.receiver.check_usable()
-        with torch.inference_mode():
+        with self._serving():
             return [self._generate(request) for request in requests]
 
     def _generate(self, request: GenerateRequest) -> GenerateOutput:
@@ -121,7 +140,7 @@ class LocalEngine:
             trajectories=_trajectories(done, schedule),
             conditions=_to_numpy(conditions),
             negative_conditions=None if negative is None else _to_numpy(negative),
-            weight_version=self.receiver.version,
+            weight_version=self.weight_version,
         )
 
     def _encode(self, prompt: str) -> dict[str, Tensor]:
@@ -142,49 +161,24 @@ class LocalEngine:
         """
         return published_parameters({name: getattr(self.pipeline, name) for name in self.train_components})
 
-    def pause(self) -> None:
-        """A worker takes calls in order, so nothing runs when this is called."""
-
-    def resume(self) -> None:
-        """See :meth:`pause`."""
-
-    def flush_cache(self) -> None:
-        """Encoded prompts do not depend on the weights that change, so there is nothing to forget."""
-
-    def begin_update(self, version: int, tensors: list[TensorMeta]) -> None:
-        """See :meth:`TensorReceiver.begin`."""
-        self.receiver.begin(version, tensors)
-
-    def apply_bucket(self, bucket: Bucket) -> int:
-        """See :meth:`TensorReceiver.apply`."""
-        return self.receiver.apply(bucket)
-
-    def end_update(self) -> UpdateReport:
-        """See :meth:`TensorReceiver.end`."""
-        return self.receiver.end()
-
-    def abort_update(self) -> None:
-        """See :meth:`TensorReceiver.abort`."""
-        self.receiver.abort()
-
-    def weight_checksums(self) -> dict[str, str]:
-        """See :meth:`TensorReceiver.checksums`."""
-        return self.receiver.checksums()
-
     def health(self) -> dict[str, Any]:
-        """Facts for the driver."""
-        return {"family": self.family.name, "device": str(self.device), "weight_version": self.receiver.version}
+        """A small dict of facts; raises when the weights are unusable."""
+        self._receiver.check_usable()
+        return {
+            "engine": "local",
+            "model": str(self.pipeline.config._name_or_path),
+            "family": self.family.name,
+            "dtype": dtype_name(self.forward_dtype),
+            "device": str(self.device),
+            "num_parameters": sum(tensor.numel() for tensor in self.named_tensors().values()),
+            "weight_version": self.weight_version,
+            "paused": self._paused,
+            "asleep": self._asleep,
+        }
 
-    def sleep(self) -> None:
-        """Move every module to host memory and free the device's."""
-        self.pipeline.to("cpu")
+    def _move(self, device: torch.device) -> None:
+        self.pipeline.to(device)
         self._encoded.clear()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def wake_up(self) -> None:
-        """Move them back."""
-        self.pipeline.to(self.device)
 
 
 def published_parameters(components: dict[str, torch.nn.Module]) -> dict[str, Tensor]:
@@ -231,7 +225,7 @@ def _check_finite(images: Tensor, request: GenerateRequest) -> None:
         return
     broken = [k for k, good in enumerate(finite.tolist()) if not good]
     names = [f"sample {request.sample_ids[k]}" if request.sample_ids else f"image {k}" for k in broken]
-    raise ValueError(
+    raise FloatingPointError(
         f"{', '.join(names)} of request {request.request_id} (prompt {request.prompt!r}, seeds "
         f"{[request.seed + k for k in broken]}) came out as NaN: the weights are broken, or "
         "--diffusion-forward-dtype is too narrow for this model"

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from diffusion_rl.models.family import Guidance, ModelFamily, TensorConditions
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from shared_runtime.precision.policy import torch_dtype
 
 
 def cast_input(value: Tensor, policy: str | None, forward_dtype: torch.dtype) -> Tensor:
@@ -19,11 +18,11 @@ def cast_input(value: Tensor, policy: str | None, forward_dtype: torch.dtype) ->
     Integer tensors (masks) stay as they are.
 
     Raises:
-        KeyError: For an unknown policy.
+        ValueError: For an unknown policy.
     """
     if policy is None or not value.is_floating_point():
         return value
-    return value.to(forward_dtype if policy == "default" else DTYPES[policy])
+    return value.to(forward_dtype if policy == "default" else torch_dtype(policy))
 
 
 def predict_velocity(

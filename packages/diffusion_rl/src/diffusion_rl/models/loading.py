@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,22 @@ from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.models.registry import FamilyError, check_checkpoint
 
 
-def load_pipeline(checkpoint: str, family: ModelFamily, *, device: str = "cpu", dtype: torch.dtype) -> Any:
-    """The diffusers pipeline, frozen, in evaluation mode, every module in `dtype`.
+def load_pipeline(
+    checkpoint: str,
+    family: ModelFamily,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    component_dtypes: Mapping[str, torch.dtype] | None = None,
+) -> Any:
+    """The diffusers pipeline, frozen, in evaluation mode.
+
+    Args:
+        checkpoint: Directory, or a name on the hub.
+        family: What it must be.
+        device: Where to put it.
+        dtype: Of every module.
+        component_dtypes: Of single modules, by component name.
 
     Raises:
         FamilyError: If the checkpoint is not of this family or not complete.
@@ -21,7 +36,8 @@ def load_pipeline(checkpoint: str, family: ModelFamily, *, device: str = "cpu", 
     import diffusers
 
     check_checkpoint(checkpoint, family)
-    pipeline = getattr(diffusers, family.pipeline_classes[0]).from_pretrained(checkpoint, torch_dtype=dtype)
+    dtypes = {"default": dtype, **(component_dtypes or {})}
+    pipeline = getattr(diffusers, family.pipeline_classes[0]).from_pretrained(checkpoint, torch_dtype=dtypes)
     pipeline.set_progress_bar_config(disable=True)
     for module in pipeline.components.values():
         if isinstance(module, torch.nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,15 @@ import torch
 from llm_rl.engines.decode import Row, decode
 from llm_rl.engines.stopping import StopRule, end_of_sequence_ids
 from llm_rl.sample import FinishReason, GenerateOutput, GenerateRequest
-from shared_runtime.engines.contract import UpdateReport
+from shared_runtime.engines.in_process import InProcessEngine
 from shared_runtime.precision.policy import dtype_name, torch_dtype
-from shared_runtime.weight_sync.bucket import Bucket, TensorMeta
-from shared_runtime.weight_sync.receiver import TensorReceiver
 
 
 class RequestError(ValueError):
     """A request that can't be answered; the message names it."""
 
 
-class LocalEngine:
+class LocalEngine(InProcessEngine):
     """An :class:`~shared_runtime.engines.contract.EngineWorker` around `AutoModelForCausalLM`.
 
     Requests are answered in batches of similar prompt length (see :mod:`llm_rl.engines.decode`). Log-probs are those of
@@ -66,14 +63,7 @@ class LocalEngine:
         self.context_length: int | None = context_length or getattr(text_config, "max_position_embeddings", None)
         eos_ids = end_of_sequence_ids(self.model.generation_config, text_config, self.tokenizer)
         self._ends = StopRule(eos_ids, self.tokenizer)
-        self._receiver = TensorReceiver(lambda: self.model.state_dict(), weight_version)
-        self._paused = self._asleep = False
-        self._generating = threading.Lock()
-
-    @property
-    def weight_version(self) -> int:
-        """Version of the weights that generate now."""
-        return self._receiver.version
+        self._start_receiving(weight_version)
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[GenerateRequest]) -> list[GenerateOutput]:
@@ -85,8 +75,7 @@ class LocalEngine:
             WeightUpdateError: Its weights are those of an unfinished or failed update.
             FloatingPointError: The model gives logits that are not numbers.
         """
-        with self._generating:
-            self._check_ready()
+        with self._serving():
             rows = [Row(request, self._checked_limit(request)) for request in requests]
             # Neighbours in length share a batch, and neighbours in content a prompt; the order of arrival has no say.
             ordered = sorted(rows, key=_batch_order)
@@ -94,38 +83,12 @@ class LocalEngine:
                 decode(self.model, ordered[start : start + self.max_batch_size], self._ends)
             return [self._output(row) for row in rows]
 
-    def pause(self) -> None:
-        """Stop taking new requests; return when none is running."""
-        self._paused = True
-        with self._generating:
-            pass
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """What an update overwrites: parameters and buffers, by Hugging Face name."""
+        return self.model.state_dict()
 
-    def resume(self) -> None:
-        """Take requests again."""
-        self._paused = False
-
-    def flush_cache(self) -> None:
-        """Nothing to forget: no prefix outlives its batch."""
-
-    def begin_update(self, version: int, tensors: list[TensorMeta]) -> None:
-        """Open an update. Names, shapes or dtypes that are not the model's are an error that lists them."""
-        self._receiver.begin(version, tensors)
-
-    def apply_bucket(self, bucket: Bucket) -> int:
-        """Copy one bucket into the parameters; return the number of tensors applied."""
-        return self._receiver.apply(bucket)
-
-    def end_update(self) -> UpdateReport:
-        """Close the update: every announced tensor must have arrived. From here on the version counts."""
-        return self._receiver.end()
-
-    def abort_update(self) -> None:
-        """Close a failed update. The engine refuses to generate until an update succeeds."""
-        self._receiver.abort()
-
-    def weight_checksums(self) -> dict[str, str]:
-        """SHA-256 of every tensor, by published name."""
-        return self._receiver.checksums()
+    def _move(self, device: torch.device) -> None:
+        self.model.to(device)
 
     def health(self) -> dict[str, Any]:
         """A small dict of facts; raises when the weights are unusable."""
@@ -141,21 +104,6 @@ class LocalEngine:
             "paused": self._paused,
             "asleep": self._asleep,
         }
-
-    def sleep(self) -> None:
-        """Move the weights off the device (nothing moves on the CPU)."""
-        self._asleep = True
-        self.model.to("cpu")
-
-    def wake_up(self) -> None:
-        """Move them back."""
-        self.model.to(self.device)
-        self._asleep = False
-
-    def _check_ready(self) -> None:
-        if self._paused or self._asleep:
-            raise RuntimeError(f"the engine is {'paused' if self._paused else 'asleep'} and takes no requests")
-        self._receiver.check_usable()
 
     def _checked_limit(self, request: GenerateRequest) -> int:
         """How many tokens the request may draw: what it asks for, or what the context leaves."""
