@@ -93,8 +93,9 @@ def _score_group(
             request = _boxed_request(request) if boxed else _text_request(request)
         try:
             scores[index] = grade(*fields(request)) if fields else grade()
-        except LabelError as error:
-            raise LabelError(f"{sample_name(request, index)}: {error} (rm_type {rm_type})") from error
+        except RewardError as error:
+            kind = LabelError if isinstance(error, LabelError) else RewardError
+            raise kind(f"{sample_name(request, index)}: {error} (rm_type {rm_type})") from error
 
 
 def _check_label(rm_type: str, request: RewardRequest, index: int) -> None:
