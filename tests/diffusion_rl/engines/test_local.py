@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from diffusion_rl.algorithms.step_dynamics import FlowSde
-from diffusion_rl.engines.local import LocalEngine
+from diffusion_rl.engines.local import LocalEngine, RequestError
 from diffusion_rl.models.family import Guidance
 from diffusion_rl.models.forward import predict_velocity
 from diffusion_rl.models.registry import get_family
@@ -221,6 +221,15 @@ def test_after_a_failed_update_the_engine_refuses(engine: LocalEngine) -> None:
     engine.abort_update()
     with pytest.raises(WeightUpdateError, match="failed"):
         one(engine, REQUEST)
+
+
+def test_requests_that_make_no_sense_list_every_problem(engine: LocalEngine) -> None:
+    bad = replace(change(REQUEST, height=60, sde_type="ddpm"), sde_steps=(1, 4), return_steps=(4, 5), sample_ids=(1,))
+    with pytest.raises(RequestError) as caught:
+        engine.generate([REQUEST, bad])
+    for part in ("'r0'", "60x64 pixels", "multiple of 8", "3 outputs for 1 sample ids", "'ddpm'", "sde_steps [4]"):
+        assert part in str(caught.value)
+    assert "return_steps [5] lie outside 0..4" in str(caught.value)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffusion_rl.algorithms.step_dynamics import step_dynamics
+from diffusion_rl.algorithms.step_dynamics import STEP_DYNAMICS, step_dynamics
 from diffusion_rl.engines.denoise import Denoised, denoise, draw_noise, step_noise_drawer
 from diffusion_rl.models.family import ModelFamily, Schedule
 from diffusion_rl.models.forward import predict_velocity
@@ -22,6 +22,10 @@ from shared_runtime.engines.in_process import InProcessEngine
 from shared_runtime.precision.policy import dtype_name, torch_dtype
 
 MAX_CACHED_PROMPTS = 256
+
+
+class RequestError(ValueError):
+    """A request that can't be answered; the message names it."""
 
 
 class LocalEngine(InProcessEngine):
@@ -79,12 +83,38 @@ class LocalEngine(InProcessEngine):
         """Answer some microgroups, in order.
 
         Raises:
+            RequestError: A size, a step or a count makes no sense for this model.
             RuntimeError: The engine is paused or asleep.
             WeightUpdateError: Its weights are those of an unfinished or failed update.
             FloatingPointError: An image has NaN or infinity; the message names its sample.
         """
         with self._serving():
+            for request in requests:
+                self._check(request)
             return [self._generate(request) for request in requests]
+
+    def _check(self, request: GenerateRequest) -> None:
+        params, count = request.params, request.num_outputs
+        problems = []
+        multiple = self.family.size_multiple(self.pipeline.vae.config, self.pipeline.transformer.config)
+        if min(params.height, params.width) < multiple or params.height % multiple or params.width % multiple:
+            problems.append(f"{params.height}x{params.width} pixels are no multiple of {multiple}")
+        if count < 1 or len(request.sample_ids) not in (0, count):
+            problems.append(f"{count} outputs for {len(request.sample_ids)} sample ids")
+        if params.num_steps < 1:
+            problems.append(f"num_steps must be at least 1, got {params.num_steps}")
+        if params.sde_type not in STEP_DYNAMICS:
+            problems.append(f"sde_type {params.sde_type!r} is none of {', '.join(STEP_DYNAMICS)}")
+        if not 0.0 <= params.noise_level < float("inf"):
+            problems.append(f"noise_level must be finite and not negative, got {params.noise_level}")
+        for name, steps, end in (
+            ("sde_steps", request.sde_steps, params.num_steps),
+            ("return_steps", request.return_steps, params.num_steps + 1),
+        ):
+            if beyond := sorted(step for step in steps or () if not 0 <= step < end):
+                problems.append(f"{name} {beyond} lie outside 0..{end - 1}")
+        if problems:
+            raise RequestError(f"request {request.request_id!r} can't be answered: {'; '.join(problems)}")
 
     def _generate(self, request: GenerateRequest) -> GenerateOutput:
         params, family, count = request.params, self.family, request.num_outputs

@@ -172,8 +172,8 @@ def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
 def pretrain_vae(
     vae: Any,
     *,
-    num_steps: int = 600,
-    batch_size: int = 16,
+    num_steps: int = 400,
+    batch_size: int = 8,
     lr: float = 2e-3,
     kl_weight: float = 1e-4,
     seed: int = 0,
@@ -240,7 +240,7 @@ def write_pipeline(
     directory: Path,
     *,
     seed: int = 0,
-    vae_steps: int = 600,
+    vae_steps: int = 400,
     transformer: SD3Transformer2DModel | None = None,
     progress: Progress | None = None,
 ) -> Path:
