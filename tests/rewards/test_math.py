@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
 
 from rewards import LabelError, RewardRequest, score
+from rewards.text import math_equivalence
 from rewards.text.boxed import last_boxed
 from rewards.text.math import grade
 
@@ -34,7 +36,9 @@ SAME = [
     # words and letters
     (r"\text{East}", "east"), (r"\textbf{no solution}", "No solution"), ("(B)", "B"), (r"\text{(B)}", "B"), ("B.", "B"),
     # algebra
-    ("2^{10}", "1024"), ("2¹⁰", "1024"), ("2+3", "5"), (r"\sqrt{12}", r"2\sqrt{3}"), (r"2\sqrt3", r"\sqrt{12}"),
+    ("2(3)", "6"), ("2^{-1}", "0.5"), ("(2+3)*4/5", "4"), ("-(-5)", "5"), (r"\angle ABC = 30^\circ", "30"),
+    ("e^0", "1"), (r"\sin(0)", "0"), (r"|-5|", "5"), ("2^{10}", "1024"),
+    ("2¹⁰", "1024"), ("2+3", "5"), (r"\sqrt{12}", r"2\sqrt{3}"), (r"2\sqrt3", r"\sqrt{12}"),
     (r"\frac{\sqrt2}{2}", r"\frac{1}{\sqrt{2}}"), (r"\frac{\pi}{2}", r"\pi/2"), ("3π", r"3\pi"), ("3.141593", r"\pi"),
     ("x+y", "y+x"), ("(x+1)^2", "x^2+2x+1"), (r"\frac{x}{2}", "0.5x"), ("y=2x+3", "y=3+2x"), ("10!", "3628800"),
     (r"2\pm\sqrt{3}", r"2-\sqrt3, 2+\sqrt3"), (r"\log_2 8", "3"), (r"\binom{5}{2}", "10"),
@@ -48,6 +52,8 @@ DIFFERENT = [
     ("50", "0.5"), ("5%", "50%"), ("2x", "2"), ("5m", "5"), ("x^2", "x^3"), (r"\sqrt{2}", r"\sqrt{3}"),
     ("2^{10}", "1025"),
     (r"\frac{1}{0}", "1"), (r"1\frac12", "1/2"), ("x=5", "x=6"), ("x=y", "x=z"), (r"\pi", "3"), (r"2\pm\sqrt{3}", "2"),
+    ("2+3", "6"), ("2++", "2"), ("1/0", "0"), ("2^", "2"), ("9^99999999", "9"), ("7=", "7"),
+    ("2+3=5", "6"), ("x5", "5"), ("2,34", "2"),
     ("x>3", "x<3"), ("6!", "6"), ("ten", "tenth"), (r"\frac{2}{3}", r"\frac{3}{2}"), ("i", "1"), ("-x", "x"),
 ]  # fmt: skip
 
@@ -96,6 +102,19 @@ def test_a_step_of_short_answers_costs_little() -> None:
     score(requests, "math")
     best = min(_seconds(lambda: score(requests, "math")) for _ in range(5))
     assert best < 0.010
+
+
+def test_what_an_untrained_policy_writes_never_reaches_the_algebra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bool:
+        raise AssertionError("asked the algebra")
+
+    monkeypatch.setattr(math_equivalence, "symbolically_equal", refuse)
+    alphabet = "0123456789+-*/=()^ .,abxyz?!'\"#"
+    generator = random.Random(0)
+    junk = ["".join(generator.choices(alphabet.replace("!", ""), k=generator.randrange(1, 8))) for _ in range(3000)]
+    scores = score([RewardRequest(text, "95") for text in [*junk, "日本5", "🎉", "\x00", "..."]], "math")
+    assert set(scores) <= {0.0, 1.0}
+    assert scores[-4:] == [0.0] * 4
 
 
 def _seconds(call: object) -> float:

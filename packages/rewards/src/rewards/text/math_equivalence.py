@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rewards.text.math_arithmetic import evaluate, is_arithmetic
 from rewards.text.math_normalize import TEXT_COMMANDS, normalize, unwrap
 from rewards.text.math_number import Number, is_unit, parse_number, same_number
 from rewards.text.math_symbolic import symbolically_equal
@@ -15,10 +16,15 @@ _PLAIN_INTEGER = re.compile(r"-?[1-9]\d{0,17}|0")
 _LONG_INTEGER = re.compile(r"([-+]?)0*(\d+)")
 _TRAILING_TEXT = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}\s*(\^\{{?[23]\}}?)?$")
 _TRAILING_UNIT = re.compile(r" ([a-zA-Z]+)(?:\^[23])?$")
-_NAMED = re.compile(r"(\\?[a-zA-Z]+(?:_(?:\w|\{\w+\}))?(?:\([a-zA-Z]\))?)(?:=| ?\\in(?![a-zA-Z]) ?)(?=.)")
+_NAMED = re.compile(
+    r"((?:m ?)?(?:\\angle ?)?\\?[a-zA-Z]+(?:_(?:\w|\{\w+\}))?(?:\([a-zA-Z]\))?)(?:=| ?\\in(?![a-zA-Z]) ?)(?=.)"
+)
 _CONJUNCTION = re.compile(r" ?,? ?\b(?:and|or)\b ?", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]*\}")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_NAME = re.compile(r"[a-zA-Z]+")
+_NO_CONSTANT = re.compile(r"[=<>&#@~?;\"'`]")
 _MATHEMATICS = re.compile(r"[0-9\\]")
 _BRACKET = re.compile(r"\\?[()\[\]{}]|[,;]|\\cup(?![a-zA-Z])")
 _FUNCTIONS = re.compile(
@@ -121,7 +127,27 @@ def _decide(left: _Answer, right: _Answer) -> bool | Pairs:
             return False
     if _words(left.text) or _words(right.text):
         return _letters(left.text) == _letters(right.text) != ""
+    for number, other in ((left.number, right.text), (right.number, left.text)):
+        if number is not None and (decision := _decide_against_number(number, other)) is not None:
+            return decision
     return [(left.text, right.text)]
+
+
+def _decide_against_number(number: Number, other: str) -> bool | None:
+    """Whether a text that is no plain number has this value; `None` where only algebra can tell.
+
+    A policy that has not learnt yet writes much that is no answer. It must not reach the algebra, which is slow.
+    """
+    if is_arithmetic(other):
+        value = evaluate(other)
+        return value is not None and same_number(number, Number(value))
+    parts = _parts(other)
+    if parts and len(parts[2]) > 1:
+        return False
+    names = _NAME.findall(_COMMAND.sub(" ", other))
+    if not other.isascii() or _NO_CONSTANT.search(other) or not (names or _MATHEMATICS.search(other)):
+        return False
+    return None if all(name in ("e", "i", "pi") or _FUNCTIONS.fullmatch(name) for name in names) else False
 
 
 def _decide_parts(left: tuple[str, str, list[str]], right: tuple[str, str, list[str]]) -> bool | Pairs:
