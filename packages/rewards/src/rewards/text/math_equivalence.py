@@ -25,6 +25,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]*\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _NAME = re.compile(r"[a-zA-Z]+")
 _NO_CONSTANT = re.compile(r"[=<>&#@~?;\"'`]")
+_BEYOND_ARITHMETIC = re.compile(r"[\\!|:%\[\]]")
 _MATHEMATICS = re.compile(r"[0-9\\]")
 _BRACKET = re.compile(r"\\?[()\[\]{}]|[,;]|\\cup(?![a-zA-Z])")
 _FUNCTIONS = re.compile(
@@ -145,7 +146,7 @@ def _decide_against_number(number: Number, other: str) -> bool | None:
     if parts and len(parts[2]) > 1:
         return False
     names = _NAME.findall(_COMMAND.sub(" ", other))
-    if not other.isascii() or _NO_CONSTANT.search(other) or not (names or _MATHEMATICS.search(other)):
+    if not other.isascii() or _NO_CONSTANT.search(other) or not (names or _BEYOND_ARITHMETIC.search(other)):
         return False
     return None if all(name in ("e", "i", "pi") or _FUNCTIONS.fullmatch(name) for name in names) else False
 
