@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shared_runtime.checkpoint.sentinel import SaveSentinel
-from shared_runtime.checkpoint.store import CheckpointStore
+from shared_runtime.checkpoint.store import CheckpointError, CheckpointStore
 from shared_runtime.domain import Domain
 from shared_runtime.placement.groups import WorkerGroup
 
@@ -35,13 +35,14 @@ class Saver:
 
     def save(self, rollouts: int, trainers: WorkerGroup, domain: Domain, state: dict[str, Any]) -> Path:
         """Write a checkpoint with the loop's own `state`; a request for one is answered once it is complete."""
-        staging = self.store.begin(rollouts)
-        trainers.call("save", staging)
-        domain.save(staging)
-        self.store.write_driver_state(staging, state)
-        path = self.store.commit(rollouts)
+        with self.store.writing(rollouts) as staging:
+            trainers.call("save", staging)
+            domain.save(staging)
+            self.store.write_driver_state(staging, state)
         if self.sentinel is not None:
             self.sentinel.acknowledge()
+        path = self.store.latest()
+        assert path is not None
         return path
 
     def resume(self, trainers: WorkerGroup | None, domain: Domain) -> dict[str, Any] | None:
@@ -49,6 +50,8 @@ class Saver:
         latest = self.store.latest()
         if latest is None and self.load is not None:
             latest = CheckpointStore(self.load, keep_last=None).latest()
+            if latest is None:
+                raise CheckpointError(f"--load {self.load} holds no checkpoint")
         if latest is None:
             return None
         if trainers is not None:

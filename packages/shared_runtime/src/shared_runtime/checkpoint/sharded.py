@@ -6,14 +6,21 @@ checkpoints whose writer you trust.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 SHARDS = "shards"
+
+
+class ShardError(RuntimeError):
+    """Ranks that could not write or read their part; the message says which and why."""
 
 
 def save_sharded(state: dict[str, Any], directory: Path) -> None:
@@ -24,9 +31,9 @@ def save_sharded(state: dict[str, Any], directory: Path) -> None:
         directory: An existing directory, the same on all ranks.
 
     Raises:
-        CheckpointException: If any rank could not write, on every rank.
+        ShardError: If any rank could not write, on every rank.
     """
-    with _quiet():
+    with _quiet(), _named_failures(f"could not be written to {directory}"):
         dcp.save(state, checkpoint_id=directory / SHARDS, no_dist=not dist.is_initialized())
 
 
@@ -35,13 +42,23 @@ def load_sharded(state: dict[str, Any], directory: Path) -> None:
 
     Raises:
         FileNotFoundError: If the directory holds no sharded checkpoint.
-        CheckpointException: If a key is missing or has another shape.
+        ShardError: If a key is missing or has another shape.
     """
     shards = directory / SHARDS
     if not (shards / ".metadata").is_file():
         raise FileNotFoundError(f"{directory} holds no sharded checkpoint: {shards / '.metadata'} is missing")
-    with _quiet():
+    with _quiet(), _named_failures(f"could not be read from {directory}"):
         dcp.load(state, checkpoint_id=shards, no_dist=not dist.is_initialized())
+
+
+@contextlib.contextmanager
+def _named_failures(what: str) -> Iterator[None]:
+    """DCP's own exception is not an `Exception`, so it would end a worker that no handler expects to end."""
+    try:
+        yield
+    except CheckpointException as error:
+        reasons = {rank: f"{type(failure).__name__}: {failure}" for rank, (failure, _) in error.failures.items()}
+        raise ShardError(f"shards {what}: " + "; ".join(f"rank {r}: {why}" for r, why in reasons.items())) from error
 
 
 class _quiet(warnings.catch_warnings):

@@ -182,7 +182,7 @@ class RayWorkerGroup:
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
-        end_processes(children, patience_s=2)
+        end_processes(children, patience_s=0.5)
 
     def pids(self) -> list[int]:
         """Process ids of the workers, in rank order."""
@@ -246,7 +246,8 @@ class RayWorkerGroup:
         """Say which worker of the run an error comes from."""
         place = origin(str(error))
         actor_id = getattr(error, "actor_id", None)
-        for group in self._cluster.groups:
+        # This group first: one that has ended may have had the same role.
+        for group in [self, *(other for other in self._cluster.groups if not other._closed)]:
             for rank, actor in enumerate(group._actors):
                 if place == (group.role, rank) or (place is None and actor_id == actor._actor_id.hex()):
                     return Failure(classify(error), error, group, rank)

@@ -13,6 +13,7 @@ from llm_rl.trainers.fsdp import weights
 from llm_rl.trainers.fsdp.loading import choose_attention, load_model
 from llm_rl.trainers.fsdp.rollout_pass import RolloutPass
 from llm_rl.trainers.fsdp.settings import FsdpTrainerSettings
+from shared_runtime.checkpoint.rng import load_rng, save_rng
 from shared_runtime.precision.determinism import seed_everything, use_deterministic_kernels
 from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
 from shared_runtime.training.contract import TrainerInfo
@@ -129,10 +130,11 @@ class FsdpTrainer:
             weights.save_hf(self.model, self.settings.hf_checkpoint, directory, self.publish_dtype, keep=self.rank == 0)
 
     def save(self, directory: Path) -> None:
-        """Write this rank's part of a sharded checkpoint: weights, optimizer, schedule. Works asleep too."""
+        """Write this rank's part of a sharded checkpoint: weights, optimizer, schedule, RNG. Works asleep too."""
         from llm_rl.trainers.fsdp.state import save
 
         save(self.model, self.optimizer, self.schedule, directory)
+        save_rng(directory, self.rank)
 
     def load(self, directory: Path) -> None:
         """Read a checkpoint that `save` wrote at any number of ranks."""
@@ -140,6 +142,7 @@ class FsdpTrainer:
 
         self.lease.require_awake("load")
         load(self.model, self.optimizer, self.schedule, directory)
+        load_rng(directory, self.rank)
 
     def sleep(self) -> None:
         """Move model and optimizer to host memory."""
