@@ -25,8 +25,7 @@ def build_optimizer(
     """AdamW (decoupled decay) or SGD without momentum (decay added to the gradient) over the trainable parameters.
 
     Parameters with one dimension (biases and the scales of norms) aren't decayed, as in Megatron-LM and the Hugging
-    Face trainer. AdamW runs its fused kernel, which on a CPU costs a third of the per-tensor
-    operations.
+    Face trainer. AdamW runs its fused kernel, which on a CPU costs a third of the per-tensor operations.
 
     Raises:
         ValueError: If nothing is trainable or `kind` is unknown.
