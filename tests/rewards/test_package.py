@@ -11,7 +11,6 @@ import pytest
 
 from rewards import RewardRequest, known_rm_types, score
 from rewards.registry import REWARDS, load
-from rewards.request import MissingExtraError
 
 HEAVY = ["torch", "ray", "numpy", "sympy", "math_verify", "transformers", "httpx", "PIL", "fastapi", "tyro", "yaml"]
 
@@ -46,10 +45,24 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 @pytest.mark.parametrize("name", known_rm_types())
 def test_every_registered_reward_exists(name: str) -> None:
-    try:
-        assert callable(load(name))
-    except MissingExtraError as error:
-        assert f"tandem-rewards[{REWARDS[name].extra}]" in str(error)  # noqa: PT017
+    assert callable(load(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("ocr", "rapidocr_onnxruntime"), ("hps", "open_clip"), ("ifbench", "nltk")]
+)
+def test_a_missing_extra_is_named(name: str, module: str) -> None:
+    code = f"""
+import sys
+sys.modules[{module!r}] = sys.modules["langdetect"] = None
+from rewards import MissingExtraError, RewardRequest, score
+try:
+    metadata = {{"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{{}}]}}
+    score([RewardRequest("x", prompt='"x"', image=[[0.0]], metadata=metadata)], {name!r})
+except MissingExtraError as error:
+    print(error)
+"""
+    assert f"tandem-rewards[{REWARDS[name].extra}]" in run(code)
 
 
 def test_symbolic_grading_works_off_the_main_thread_and_in_several() -> None:

@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import RayActorError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-from rewards.registry import get_spec
+from rewards.registry import get_spec, missing_extra
 from rewards.request import RewardError, RewardRequest, Score
+
+try:
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+except ModuleNotFoundError as error:
+    raise missing_extra("pool of", "ray", error) from error
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

@@ -129,17 +129,10 @@ def needs_label(rm_type: str) -> bool:
 def load(name: str) -> Callable[..., Any]:
     """Import the function or class behind a registered name (without the `boxed_` prefix).
 
-    Raises:
-        MissingExtraError: One of its optional dependencies is not installed.
+    The modules of rewards import their optional dependencies when these are first used, so this works without them.
     """
-    spec = get_spec(name)[0]
-    module, _, attribute = spec.target.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if spec.extra is None or (error.name or "").split(".")[0] == "rewards":
-            raise
-        raise missing_extra(name, spec.extra, error) from error
+    module, _, attribute = get_spec(name)[0].target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def missing_extra(name: str, extra: str, error: ImportError) -> MissingExtraError:

@@ -11,7 +11,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from rewards.registry import get_spec, load
+from rewards.registry import RewardSpec, get_spec, load, missing_extra
 from rewards.request import LabelError, RewardError, RewardRequest, Score
 from rewards.text.boxed import last_boxed
 
@@ -93,6 +93,8 @@ def _score_group(
             request = _boxed_request(request) if boxed else _text_request(request)
         try:
             scores[index] = grade(*fields(request)) if fields else grade()
+        except ModuleNotFoundError as error:
+            raise _explained(spec, error) from error
         except RewardError as error:
             kind = LabelError if isinstance(error, LabelError) else RewardError
             raise kind(f"{sample_name(request, index)}: {error} (rm_type {rm_type})") from error
@@ -131,10 +133,18 @@ def _scorer(name: str, options: Mapping[str, Any]) -> Callable[[Sequence[RewardR
     key = (name, json.dumps(options, sort_keys=True, default=repr))
     with _scorers_lock:
         if key not in _scorers:
-            scorer = load(name)(**options)
             spec = get_spec(name)[0]
+            try:
+                scorer = load(name)(**options)
+            except ModuleNotFoundError as error:
+                raise _explained(spec, error) from error
             _scorers[key] = scorer if spec.remote or spec.composite else _one_at_a_time(scorer)
         return _scorers[key]
+
+
+def _explained(spec: RewardSpec, error: ModuleNotFoundError) -> ImportError:
+    """The error that names the extra, if it is an extra that is missing."""
+    return error if spec.extra is None else missing_extra(spec.name, spec.extra, error)
 
 
 def _one_at_a_time(

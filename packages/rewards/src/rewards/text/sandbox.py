@@ -50,8 +50,9 @@ def run_program(source: str, *, stdin: str = "", tests: str | None = None, limit
     """Run a program, and tests after it in the same namespace.
 
     The process has no network (seccomp refuses every socket), can start no other process (threads are fine) and signal
-    none, sees an empty environment and an empty working directory that is removed afterwards, and changes files only
-    there (Landlock; on kernels without it a warning is logged once). Its process group is killed at the end.
+    none. It sees an empty environment, and an empty working directory that is removed afterwards: it changes files only
+    there, and besides reads only Python's files and the system's libraries (Landlock; on kernels without it a warning
+    is logged once). Its process group is killed at the end.
 
     Args:
         source: Python source.
@@ -119,4 +120,4 @@ def _read(path: Path, limit: int) -> str:
 
 @lru_cache(maxsize=1)
 def _warn_without_landlock() -> None:
-    logger.warning("this kernel has no Landlock: programs under test can change files of this user")
+    logger.warning("this kernel has no Landlock: programs under test can read and change files of this user")
