@@ -1,6 +1,6 @@
 """Seconds per GRPO step: this project's in-process loop against TRL's `GRPOTrainer`, on the CPU, pair by pair in turn.
 
-    uv run benchmarks/llm_grpo_vs_trl.py [--pairs 5 --steps 10 --prompts 32 --group-size 16 --max-new-tokens 4]
+    uv run benchmarks/llm_grpo_vs_trl.py [--pairs 5 --steps 10 --prompts 128 --group-size 4 --max-new-tokens 4]
 
 Both train the tiny preset's warmed-up model in fp32 on the same sums with the same reward function, number of prompts,
 group size, response limit, learning rate and number of updates: one optimizer step a rollout, no reference model. TRL
@@ -150,8 +150,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each run")
-    parser.add_argument("--prompts", type=int, default=32, help="prompts of a step")
-    parser.add_argument("--group-size", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=128, help="prompts of a step")
+    parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=4)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
