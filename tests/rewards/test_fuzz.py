@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rewards import RewardRequest, score
 from rewards.text import math_equivalence, math_symbolic
-from rewards.text.boxed import last_boxed
+from rewards.text.boxed import has_box, last_boxed
 from rewards.text.math_symbolic import symbolically_equal
 
 LIMIT_S = 0.1
@@ -68,11 +68,11 @@ def test_any_text_has_a_score_in_range_in_time(response: str, name: str) -> None
 @settings(max_examples=150, deadline=None)
 @given(label=st.one_of(st.text(min_size=1, max_size=60), LATEX))
 def test_a_label_graded_against_itself_is_right(label: str) -> None:
-    if not label.strip() or ("\\boxed" in label and not (last_boxed(label) or "").strip()):
+    if not label.strip() or (has_box(label) and not (last_boxed(label) or "").strip()):
         return  # no label: an error
     assert score([RewardRequest(label, label)], "math") == [1.0]
     assert score([RewardRequest(label, label)], "f1") == [1.0]
-    markers = ("boxed", "</think>", "<channel|>")
+    markers = ("boxed", "fbox", "</think>", "<channel|>")
     if last_boxed(rf"\boxed{{{label}}}") == label and not any(marker in label for marker in markers):
         boxed = rf"</think><channel|> \boxed{{{label}}}"
         for name in ("math", "boxed_math", "deepscaler", "gemma_math", "boxed_f1"):

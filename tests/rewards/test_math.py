@@ -73,7 +73,9 @@ def test_the_last_box_counts_with_nested_braces() -> None:
     assert last_boxed(r"\boxed{\frac{a}{b_{c}}} tail") == r"\frac{a}{b_{c}}"
     assert last_boxed(r"\boxed{\{1,2\}}") == r"\{1,2\}"
     assert last_boxed(r"\fbox{7} \boxed 5 ") == "5"
+    assert last_boxed(r"so \fbox{7}.") == "7"
     assert last_boxed(r"\boxed{5") is None
+    assert last_boxed(r"\boxedness{5}") is None
 
 
 def test_response_that_is_only_an_answer_needs_no_box() -> None:

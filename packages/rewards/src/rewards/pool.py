@@ -9,49 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rewards.registry import get_spec, missing_extra
-from rewards.request import RewardError, RewardRequest, Score
+from rewards.registry import get_spec
+from rewards.request import MissingExtraError, RewardError, RewardRequest, Score
+from rewards.slots import SlotLedger
 
 try:
     import ray
     from ray.exceptions import RayActorError, RayTaskError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ModuleNotFoundError as error:
-    raise missing_extra("pool of", "ray", error) from error
+    raise MissingExtraError(
+        f"a reward pool needs {error.name}: install the extra with `uv pip install 'tandem-rewards[ray]'`."
+    ) from error
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
+__all__ = ["RewardPool", "SlotLedger"]
+
 logger = logging.getLogger(__name__)
-
-
-class SlotLedger:
-    """Which bundles of a placement group are still free for reward workers: one slot a bundle, shared by all pools.
-
-    Args:
-        num_bundles: Bundles of the group.
-    """
-
-    def __init__(self, num_bundles: int) -> None:
-        self._free = list(range(num_bundles))
-
-    def take(self, count: int, name: str) -> list[int]:
-        """Indices of `count` bundles, which are then taken.
-
-        Raises:
-            ValueError: There are not so many left.
-        """
-        if count > len(self._free):
-            raise ValueError(
-                f"{name} wants {count} colocated workers and {len(self._free)} bundles are free: "
-                f"lower --{name}-num-workers, or place it standalone"
-            )
-        taken, self._free = self._free[:count], self._free[count:]
-        return taken
-
-    def give_back(self, bundles: Sequence[int]) -> None:
-        """Free the bundles again."""
-        self._free = sorted({*self._free, *bundles})
 
 
 @dataclass

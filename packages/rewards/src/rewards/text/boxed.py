@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 
-_BOX = re.compile(r"\\f?boxed\b\s*")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BRACE = re.compile(r"[{}]|\\.", re.DOTALL)
 _MAX_ANSWER = 20_000
 
 
+def has_box(text: str) -> bool:
+    """Whether the text has a box at all, closed or not."""
+    return "\\boxed" in text or "\\fbox" in text
+
+
 def last_boxed(text: str) -> str | None:
-    """Content of the last `\\boxed{...}` (or `\\fbox`-like `\\fboxed`), with nested braces.
+    """Content of the last `\\boxed{...}`, or of the last `\\fbox{...}` where there is none, with nested braces.
 
     Escaped braces (`\\{`) do not count as nesting, so a set `\\boxed{\\{1,2\\}}` is read whole. `\\boxed 5` is read as
     `5`, up to the next space or `$`.
@@ -21,7 +26,9 @@ def last_boxed(text: str) -> str | None:
     Returns:
         The content, or `None` when there is no box, its brace never closes, or it is longer than 20,000 characters.
     """
-    start = max(text.rfind("\\boxed"), text.rfind("\\fboxed"))
+    start = text.rfind("\\boxed")
+    if start < 0:
+        start = text.rfind("\\fbox")
     if start < 0:
         return None
     match = _BOX.match(text, start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rewards.text.boxed import last_boxed
+from rewards.text.boxed import has_box, last_boxed
 from rewards.text.math import label_text
 from rewards.text.math_equivalence import equivalent
 
@@ -46,4 +46,4 @@ def grade(response: str, label: Any, *, strict_box: bool = False) -> dict[str, A
 
 
 def _unboxed(answer: str) -> str:
-    return (last_boxed(answer) or answer) if "\\boxed" in answer else answer
+    return (last_boxed(answer) or answer) if has_box(answer) else answer

@@ -76,11 +76,11 @@ def _validator(schema: str) -> Any:
 
 
 def _satisfies(schema: str, response: str) -> bool:
-    from rewards.text.boxed import last_boxed
+    from rewards.text.boxed import has_box, last_boxed
 
     validator = _validator(schema)
     fences = _FENCE.findall(response)
-    answer = fences[-1] if fences else (last_boxed(response) if "\\boxed" in response else None) or response
+    answer = fences[-1] if fences else (last_boxed(response) if has_box(response) else None) or response
     try:
         return validator.is_valid(json.loads(answer))
     except (ValueError, RecursionError):

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from rewards.request import LabelError
-from rewards.text.boxed import last_boxed
+from rewards.text.boxed import has_box, last_boxed
 from rewards.text.math_equivalence import equivalent
 
 _MAX_BARE_ANSWER = 200
@@ -44,7 +44,7 @@ def grade(response: str, label: Any, *, symbolic: bool = True) -> float:
         LabelError: The label is no answer: `None`, empty, a list, or an open box.
     """
     reference = label if label.__class__ is str and "\\" not in label and label.strip() else label_text(label)
-    if "boxed" in response:
+    if has_box(response):
         answer = last_boxed(response)
     else:
         answer = response.strip()
@@ -68,7 +68,7 @@ def label_text(label: Any) -> str:
             raise LabelError(f"label {label!r} is not a finite number")
         return str(int(label)) if label.is_integer() and abs(label) < 1e15 else repr(label)
     text = str(label).strip()
-    if "\\boxed" in text:
+    if has_box(text):
         boxed = last_boxed(text)
         if boxed is None:
             raise LabelError(f"label {text[:200]!r} has a \\boxed{{}} that does not close")
