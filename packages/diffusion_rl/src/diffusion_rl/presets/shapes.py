@@ -20,7 +20,7 @@ from rewards.image.shapes import COLORS, COLUMNS, PROPERTIES, ROWS, SHAPES, SIZE
 BACKGROUND = (0.82, 0.82, 0.82)
 IMAGE_SIZE = 64
 
-RADII = {"small": (0.11, 0.15), "large": (0.20, 0.25)}
+RADII = {"small": (0.14, 0.17), "large": (0.22, 0.26)}
 """Half of a shape's box, as a part of the picture's side."""
 
 MARGIN = 0.03

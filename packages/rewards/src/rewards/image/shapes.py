@@ -35,7 +35,7 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     "column": COLUMNS,
 }
 
-LARGE_FROM = 0.175
+LARGE_FROM = 0.195
 """Half the longer side of a large shape's box, as a part of the picture's side, is at least this."""
 
 _MAX_SIDE = 64
