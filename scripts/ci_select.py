@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 
 E2E = "tests/e2e"
 WORKSPACE_TEST = "tests/test_workspace.py"
+DOCUMENTATION_TESTS = ("tests/test_docs.py", "tests/llm_rl/test_docs.py", "tests/shared_runtime/test_readme.py")
 USED_BY_E2E = ("scripts", "notebooks", "benchmarks")
 HARMLESS = {"LICENSE", "NOTICE", ".gitignore"}
 
@@ -87,7 +88,7 @@ def folders_of(file: PurePosixPath, dependants: dict[str, set[str]]) -> set[str]
             return {file.as_posix()} if rest[0].startswith("test_") else None
         return {f"tests/{rest[0]}"}
     if is_prose(file):
-        return set()
+        return set(DOCUMENTATION_TESTS)
     if top == "packages" and len(rest) > 1 and rest[0] in dependants:
         return {f"tests/{name}" for name in {rest[0]} | dependants[rest[0]]} | {WORKSPACE_TEST}
     if top in USED_BY_E2E and file.name != Path(__file__).name:

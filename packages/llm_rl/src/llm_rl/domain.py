@@ -115,8 +115,8 @@ class LlmDomain:
     def plan(self, rollout_id: int, rollout: RolloutResult[Sample]) -> list[list[StepPlan]]:
         """Training rows with rewards relative to their group, split over steps, ranks and micro-batches."""
         batch, algorithm = self.config.batch, self.config.algorithm
-        rows: list[dict[str, Any]] = list(  # type: ignore[arg-type]
-            samples_to_rows(
+        rows: list[dict[str, Any]] = list(
+            samples_to_rows(  # type: ignore[arg-type]
                 rollout.samples,
                 normalization=reward_normalization(
                     algorithm.advantage_estimator, disable_std=algorithm.disable_grpo_std_normalization
@@ -174,6 +174,7 @@ def _data_source(prepared: Prepared, args: Any) -> Any:
     if custom is not None:
         return custom(args)
     config = prepared.config
+    assert prepared.dataset is not None  # a run has one or the other
     return RolloutDataSource(
         prepared.dataset,
         Sample,

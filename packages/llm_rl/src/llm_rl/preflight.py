@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,12 @@ def preflight(config: TrainConfig) -> Prepared:
     hooks = _collect(problems, lambda: _load_hooks(config)) or {}
     _check_paths(config, problems)
     _collect(problems, lambda: layout_of(config))
-    data, sets = config.data, config.evaluation.sets()
-    keys = {"input_key": data.input_key, "label_key": data.label_key, "metadata_key": data.metadata_key}
-    dataset = _collect(problems, lambda: PromptDataset.load(data.prompt_data, **keys)) if data.prompt_data else None
-    eval_sets = {name: _collect(problems, lambda p=path: PromptDataset.load(p, **keys)) for name, path in sets.items()}
+    path = config.data.prompt_data
+    dataset = _collect(problems, partial(_load_prompts, config, path)) if path else None
+    eval_sets = {
+        name: _collect(problems, partial(_load_prompts, config, path))
+        for name, path in config.evaluation.sets().items()
+    }
     problems.raise_if_any()
     tokenizer, max_context = _load_tokenizer(config)
     encoder = _collect(
@@ -69,10 +72,10 @@ def preflight(config: TrainConfig) -> Prepared:
     problems.raise_if_any()
     assert encoder is not None
     if dataset is not None:
-        longest = _collect(problems, lambda: _check_prompts(config, dataset, encoder, max_context))
+        longest = _collect(problems, partial(_check_prompts, config, dataset, encoder, max_context))
         _check_token_budget(config, longest or 0, problems)
     for prompts in eval_sets.values():
-        _collect(problems, lambda p=prompts: _check_prompts(config, p, encoder, max_context))
+        _collect(problems, partial(_check_prompts, config, prompts, encoder, max_context))
     _check_memory(config, problems)
     problems.raise_if_any()
     return Prepared(_with_num_rollout(config, dataset), tokenizer, encoder, max_context, dataset, eval_sets, hooks)
@@ -98,6 +101,11 @@ def _load_hooks(config: TrainConfig) -> dict[str, Any]:
     return load_hooks(paths, specs)
 
 
+def _load_prompts(config: TrainConfig, path: str) -> PromptDataset:
+    data = config.data
+    return PromptDataset.load(path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key)
+
+
 def _check_paths(config: TrainConfig, problems: Problems) -> None:
     for name, path in (("--hf-checkpoint", config.model.hf_checkpoint), ("--ref-load", config.model.ref_load)):
         if path is not None and not (path / "config.json").is_file():
@@ -111,6 +119,7 @@ def _load_tokenizer(config: TrainConfig) -> tuple[Any, int]:
     from transformers import AutoConfig, AutoTokenizer
 
     directory = config.model.hf_checkpoint
+    assert directory is not None  # `resolve` has refused that
     try:
         model_config = AutoConfig.from_pretrained(directory).get_text_config()
         tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -152,7 +161,7 @@ def _check_memory(config: TrainConfig, problems: Problems) -> None:
         return
     roles = layout_of(config).roles
     needed = run_bytes(
-        parameters if trains(config) else 0,
+        parameters,
         train_dtype=config.fsdp.train_dtype,
         rollout_dtype=config.model.rollout_dtype or config.fsdp.train_dtype,
         num_engines=len(roles[ROLLOUT].workers) if ROLLOUT in roles else 0,

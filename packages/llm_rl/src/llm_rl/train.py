@@ -17,6 +17,7 @@ from shared_runtime.checkpoint.saver import Saver
 from shared_runtime.checkpoint.store import CheckpointStore
 from shared_runtime.config import ConfigError, to_dict
 from shared_runtime.loop import LoopResult, LoopSettings, TrainLoop
+from shared_runtime.placement.cluster import ClusterError
 from shared_runtime.placement.groups import WorkerGroup
 from shared_runtime.tracking.build import build_tracker
 from shared_runtime.tracking.run_dir import RunDirectory, open_run_directory
@@ -161,7 +162,7 @@ def run_from_command_line(
             print("everything checked, nothing started")
             return
         result = train(config, recipe=recipe)
-    except (ConfigError, RunDirectoryError) as error:
+    except (ConfigError, RunDirectoryError, ClusterError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

@@ -44,6 +44,8 @@ def run_bytes(
     The trainer holds fp32 master weights, gradients and, with Adam, two moments; a bf16 trainer gathers a bf16 copy
     as well. The shards of all ranks add up to one model.
     """
-    per_parameter = 4 + 4 + (8 if adam else 0) + (2 if train_dtype == "bf16" else 0) + (4 if with_reference else 0)
+    per_parameter = 0
+    if num_trainers:
+        per_parameter = 4 + 4 + (8 if adam else 0) + (2 if train_dtype == "bf16" else 0) + (4 if with_reference else 0)
     engines = BYTES[rollout_dtype] * num_engines
     return parameters * (per_parameter + engines) + PROCESS_BYTES * (num_trainers + num_engines)

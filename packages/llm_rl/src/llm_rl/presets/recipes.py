@@ -76,7 +76,10 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
         from llm_rl.presets.tiny import write_sums
         from llm_rl.presets.warmup import warm_up
 
-        built_once(sums, lambda staging: write_sums(staging) and None, rebuild=rebuild)
+        def write(staging: Path) -> None:
+            write_sums(staging)
+
+        built_once(sums, write, rebuild=rebuild)
         built_once(model, lambda staging: warm_up(staging, sums), rebuild=rebuild)
 
     return Preset("llm-grpo-tiny", config, prepare)

@@ -69,7 +69,8 @@ def accuracy(engine: LocalEngine, entries: list[dict[str, str]], *, temperature:
     prompts = [engine.tokenizer(entry["prompt"], add_special_tokens=False)["input_ids"] for entry in entries]
     requests = [GenerateRequest(str(i), tuple(ids), params, seed=i) for i, ids in enumerate(prompts)]
     responses = [
-        engine.tokenizer.decode(output.output_ids, skip_special_tokens=True) for output in engine.generate(requests)
+        engine.tokenizer.decode(list(output.output_ids), skip_special_tokens=True)
+        for output in engine.generate(requests)
     ]
     return float(np.mean([response == entry["label"] for response, entry in zip(responses, entries, strict=True)]))
 

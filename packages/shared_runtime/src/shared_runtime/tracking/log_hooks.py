@@ -65,7 +65,7 @@ class LogHooks:
         return _verdict(self._rollout, self._rollout(rollout_id, self._args, samples, extra_metrics, rollout_time))
 
     def evaluation(
-        self, rollout_id: int, data: Mapping[str, Sequence[Any]], extra_metrics: MutableMapping[str, float]
+        self, rollout_id: int, data: Mapping[str, Any], extra_metrics: MutableMapping[str, float]
     ) -> bool:
         """The same for an evaluation; `data` is the samples of each set."""
         if self._evaluation is None:
