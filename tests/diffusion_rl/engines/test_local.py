@@ -83,7 +83,7 @@ def test_noise_level_zero_gives_the_ode_image(engine: LocalEngine) -> None:
 
 def test_the_same_request_is_bit_identical_whatever_else_is_in_the_call(engine: LocalEngine) -> None:
     first = one(engine, REQUEST)
-    other = replace(REQUEST, request_id="r1", prompt="a large blue square", num_outputs=2, seed=5)
+    other = replace(REQUEST, request_id="r1", prompt="a large blue square", num_outputs=2, seed=5, sample_ids=())
     _, again = engine.generate([other, REQUEST])
     np.testing.assert_array_equal(first.images, again.images)
     for a, b in zip(first.trajectories, again.trajectories, strict=True):
@@ -94,7 +94,7 @@ def test_the_same_request_is_bit_identical_whatever_else_is_in_the_call(engine: 
 def test_image_k_uses_seed_plus_k(engine: LocalEngine) -> None:
     group = one(engine, REQUEST)
     for k in range(3):
-        alone = one(engine, replace(REQUEST, num_outputs=1, seed=1000 + k))
+        alone = one(engine, replace(REQUEST, num_outputs=1, seed=1000 + k, sample_ids=(40 + k,)))
         np.testing.assert_array_equal(alone.trajectories[0].latent(0), group.trajectories[k].latent(0))
         np.testing.assert_allclose(alone.images[0], group.images[k], atol=1e-4)
     assert np.abs(group.images[0] - group.images[1]).max() > 0.01
