@@ -64,9 +64,7 @@ class LogHooks:
             return False
         return _verdict(self._rollout, self._rollout(rollout_id, self._args, samples, extra_metrics, rollout_time))
 
-    def evaluation(
-        self, rollout_id: int, data: Mapping[str, Any], extra_metrics: MutableMapping[str, float]
-    ) -> bool:
+    def evaluation(self, rollout_id: int, data: Mapping[str, Any], extra_metrics: MutableMapping[str, float]) -> bool:
         """The same for an evaluation; `data` is the samples of each set."""
         if self._evaluation is None:
             return False

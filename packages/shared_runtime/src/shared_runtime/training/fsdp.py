@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from shared_runtime.precision.policy import PrecisionPolicy
@@ -57,6 +59,27 @@ def shard_model(
     for part in fsdp_parts(module):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+    return module
+
+
+def spread_model(
+    module: nn.Module,
+    context: RankContext,
+    precision: PrecisionPolicy,
+    *,
+    blocks: Sequence[nn.Module],
+    cpu_offload: bool = False,
+) -> nn.Module:
+    """:func:`shard_model` for a module whose weights only rank 0 has read; the others get their shards from it."""
+    full = module.state_dict() if context.world_size > 1 and context.rank == 0 else {}
+    shard_model(module, context, precision, blocks=blocks, cpu_offload=cpu_offload)
+    if context.world_size > 1:
+        spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=cpu_offload)
+        set_model_state_dict(module, full, options=spread)
+        # Rotary frequencies and the like aren't part of a state dict, and weren't computed where weights stayed empty.
+        for buffer in module.buffers():
+            if not buffer.is_meta:
+                dist.broadcast(buffer, src=0)
     return module
 
 

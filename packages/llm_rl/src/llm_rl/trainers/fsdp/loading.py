@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from llm_rl.trainers.fsdp.attention import PACKED, register_packed_attention
 from llm_rl.trainers.fsdp.forward import is_packed
 from shared_runtime.precision.policy import PrecisionPolicy
 from shared_runtime.training.distributed import RankContext
-from shared_runtime.training.fsdp import disable_dropout, find_blocks, shard_model
+from shared_runtime.training.fsdp import disable_dropout, find_blocks, spread_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,21 +76,9 @@ def load_model(
     model.requires_grad_(trainable)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    full = model.state_dict() if context.world_size > 1 and context.rank == 0 else {}
     blocks = find_blocks(model, model._no_split_modules or None)
-    shard_model(model, context, precision, blocks=blocks, cpu_offload=cpu_offload)
-    if context.world_size > 1:
-        spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=cpu_offload)
-        set_model_state_dict(model, full, options=spread)
-        _broadcast_buffers(model)
+    spread_model(model, context, precision, blocks=blocks, cpu_offload=cpu_offload)
     return model
-
-
-def _broadcast_buffers(model: nn.Module) -> None:
-    """Rotary frequencies and the like aren't part of a state dict, and weren't computed where weights stayed empty."""
-    for buffer in model.buffers():
-        if not buffer.is_meta:
-            dist.broadcast(buffer, src=0)
 
 
 def _require_packable(model: PreTrainedModel, attn_implementation: str) -> None:

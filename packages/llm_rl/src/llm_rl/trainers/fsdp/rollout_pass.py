@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,9 +13,8 @@ from llm_rl.trainers.fsdp.advantages import set_advantages
 from llm_rl.trainers.fsdp.batch import MicroBatch, collate
 from llm_rl.trainers.fsdp.forward import response_logits
 from llm_rl.trainers.fsdp.loss import compute_loss
-from llm_rl.trainers.fsdp.metrics import RunningMetrics
 from shared_runtime.training.fsdp import set_last_micro_batch
-from shared_runtime.training.gradients import clip_gradients, gradient_norm, local_gradients
+from shared_runtime.training.metrics import RunningMetrics
 from shared_runtime.training.plan import StepPlan
 
 if TYPE_CHECKING:
@@ -84,7 +82,6 @@ class RolloutPass:
 
     def _optimizer_step(self, index: int, step: StepPlan, batches: list[MicroBatch]) -> None:
         trainer = self.trainer
-        name = f"optimizer step {index} of rollout {self.rollout_id}"
         for position, batch in enumerate(batches):
             set_last_micro_batch(trainer.model, position == len(batches) - 1)
             logits = self._logits(trainer.model, batch)
@@ -102,20 +99,7 @@ class RolloutPass:
             result.loss.backward()
             for key, value in result.metrics.items():
                 self.metrics.add_part(key, value)
-        gradients = local_gradients(trainer.model.parameters())
-        norm = gradient_norm(gradients, trainer.context.mesh["dp_shard"])
-        if self.settings.check_for_nan_in_loss_and_grad and not math.isfinite(norm):
-            trainer.optimizer.zero_grad()
-            raise FloatingPointError(
-                f"{name}: the gradient norm is {norm}; the weights were left as they are "
-                "(--no-check-for-nan-in-loss-and-grad skips this check)"
-            )
-        clip_gradients(gradients, norm, self.settings.clip_grad)
-        self.metrics.add_constant("grad_norm", norm)
-        self.metrics.add_constant("lr", float(trainer.schedule.get_last_lr()[0]))
-        trainer.optimizer.step()
-        trainer.schedule.step()
-        trainer.optimizer.zero_grad()
+        trainer.optimizer_step(self.metrics, f"optimizer step {index} of rollout {self.rollout_id}")
 
     def _logits(self, model: nn.Module, batch: MicroBatch) -> Tensor:
         return response_logits(

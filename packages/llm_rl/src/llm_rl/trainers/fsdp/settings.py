@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
+
+from shared_runtime.training.settings import FsdpSettings
 
 AdvantageEstimator = Literal["grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 
 
 @dataclass(frozen=True)
-class FsdpTrainerSettings:
+class FsdpTrainerSettings(FsdpSettings):
     """Settings of one trainer, the same on every rank. Hooks must be importable functions when ranks are processes."""
 
-    hf_checkpoint: Path
-    """Hugging Face directory: config and weights, and the tokenizer that `save_hf` copies."""
-    ref_load: Path | None = None
-    """Directory of the frozen reference. Unset: `hf_checkpoint`."""
-
-    # Layout and memory
-    dp_replicate_size: int = 1
-    """Replicas of the sharded model."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass."""
-    fsdp_cpu_offload: bool = False
-    """Keep parameters, gradients and optimizer state in host memory."""
-    fsdp_cpu_backend: str = "gloo"
-    """Process-group backend for CPU tensors."""
+    # Precision and attention
     train_dtype: str = "bf16"
     """Dtype of forward and backward: bf16, fp32 or fp64."""
     keep_fp32_master: bool = True
@@ -36,12 +24,6 @@ class FsdpTrainerSettings:
     """Dtype of published and exported weights. Unset: `train_dtype`."""
     attn_implementation: str | None = None
     """Attention of transformers; sdpa and eager pad. Unset: packed, with flash_attention_2 on a GPU that has it."""
-    device: str | None = None
-    """Unset: the GPU, where there is one."""
-    seed: int = 1234
-    """Seed of the trainer."""
-    deterministic_mode: bool = False
-    """Only deterministic kernels."""
 
     # Objective
     loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = "policy_loss"
@@ -76,32 +58,6 @@ class FsdpTrainerSettings:
     """Average over trainable tokens instead of over samples."""
     use_rollout_logprobs: bool = False
     """Take the engine's log-probs as the old policy's."""
-    check_for_nan_in_loss_and_grad: bool = True
-    """Stop at a gradient that is not finite."""
-
-    # Optimizer
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """AdamW or plain SGD."""
-    lr: float = 1e-6
-    """Peak learning rate."""
-    min_lr: float = 0.0
-    """Where a decay ends."""
-    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up."""
-    lr_warmup_iters: int = 0
-    """Optimizer steps of linear warm-up."""
-    lr_decay_iters: int | None = None
-    """Optimizer step at which the decay ends."""
-    weight_decay: float = 0.1
-    """Decoupled; biases and norms are left out."""
-    adam_beta1: float = 0.9
-    """First moment's decay."""
-    adam_beta2: float = 0.98
-    """Second moment's decay."""
-    adam_eps: float = 1e-8
-    """Added to the denominator."""
-    clip_grad: float = 1.0
-    """Largest gradient norm; 0 switches clipping off."""
 
     # Hooks
     custom_loss: Callable[..., Any] | None = None
@@ -127,6 +83,7 @@ class FsdpTrainerSettings:
         Raises:
             ValueError: With the names of what doesn't fit.
         """
+        super().check()
         if (self.loss_type == "custom_loss") != (self.custom_loss is not None):
             raise ValueError("loss_type custom_loss and a custom loss function go together")
         if self.rollout_temperature <= 0:
@@ -135,5 +92,3 @@ class FsdpTrainerSettings:
             raise ValueError(f"kl_loss_coef {self.kl_loss_coef} has no effect without use_kl_loss")
         if self.kl_coef > 0 and not self.advantage_estimator.startswith("reinforce_plus_plus"):
             raise ValueError(f"kl_coef penalises the token rewards of REINFORCE++, not of {self.advantage_estimator}")
-        if self.lr_decay_style != "constant" and self.lr_decay_iters is None:
-            raise ValueError(f"lr_decay_style {self.lr_decay_style} needs lr_decay_iters")

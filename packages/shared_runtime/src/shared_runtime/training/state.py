@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from llm_rl.trainers.fsdp.weights import published_tensors
 from shared_runtime.training.optimizer import resume_schedule
 
 
@@ -39,27 +39,41 @@ def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
                 }
 
 
-def save(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: LambdaLR, directory: Path) -> None:
-    """Write this rank's shards. Every rank must call."""
+def save_state(
+    tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: LambdaLR,
+    directory: Path,
+) -> None:
+    """Write this rank's shards of `tensors` (the weights), optimizer and schedule. Every rank must call."""
     from shared_runtime.checkpoint.sharded import save_sharded
 
     fill_optimizer(optimizer)
-    save_sharded(_state(model, optimizer, schedule), directory)
+    save_sharded(_state(tensors, model, optimizer, schedule), directory)
 
 
-def load(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: LambdaLR, directory: Path) -> None:
-    """Read what `save` wrote, in place. Every rank must call."""
+def load_state(
+    tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: LambdaLR,
+    directory: Path,
+) -> None:
+    """Read what `save_state` wrote, in place. Every rank must call."""
     from shared_runtime.checkpoint.sharded import load_sharded
 
     fill_optimizer(optimizer)
-    state = _state(model, optimizer, schedule)
+    state = _state(tensors, model, optimizer, schedule)
     load_sharded(state, directory)
     resume_schedule(schedule, int(state["schedule"]["step"]))
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: LambdaLR) -> dict[str, Any]:
+def _state(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, schedule: LambdaLR
+) -> dict[str, Any]:
     return {
-        "model": {name: tensor.detach() for name, tensor in published_tensors(model).items()},
+        "model": {name: tensor.detach() for name, tensor in tensors.items()},
         "optimizer": optimizer_tensors(model, optimizer),
         "schedule": {"step": torch.tensor(schedule.last_epoch)},
     }

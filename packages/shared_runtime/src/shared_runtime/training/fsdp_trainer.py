@@ -1,0 +1,176 @@
+"""What the FSDP2 trainers of both domains do alike: ranks, optimizer, published weights, checkpoints, sleep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shared_runtime.checkpoint.rng import load_rng, save_rng
+from shared_runtime.precision.determinism import seed_everything, use_deterministic_kernels
+from shared_runtime.precision.policy import PrecisionPolicy
+from shared_runtime.training import weights
+from shared_runtime.training.contract import TrainerInfo
+from shared_runtime.training.distributed import RankContext, start_rank, stop_rank
+from shared_runtime.training.fsdp import count_parameters
+from shared_runtime.training.gradients import clip_gradients, gradient_norm, local_gradients
+from shared_runtime.training.metrics import RunningMetrics
+from shared_runtime.training.optimizer import build_optimizer, build_schedule
+from shared_runtime.training.settings import FsdpSettings
+from shared_runtime.training.sleep import DeviceLease
+from shared_runtime.training.state import load_state, save_state
+from shared_runtime.weight_sync.bucket import Bucket, TensorMeta
+
+Settings = TypeVar("Settings", bound=FsdpSettings)
+
+
+class FsdpTrainerBase(Generic[Settings]):
+    """Base of the domains' FSDP trainers; a :class:`~shared_runtime.training.contract.Trainer` without `train`.
+
+    A subclass loads its models in :meth:`_load_models`, says what it publishes in :meth:`published_tensors`, and adds
+    `train` and `save_hf`.
+
+    Args:
+        settings: The same on every rank.
+        rank: This rank.
+        world_size: Number of ranks.
+        init_method: Where ranks meet, e.g. `tcp://10.0.0.1:29500`; a single rank needs none.
+    """
+
+    context: RankContext
+    model: Any
+    reference: Any
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    lease: DeviceLease
+    precision: PrecisionPolicy
+    publish_dtype: torch.dtype
+
+    def __init__(self, settings: Settings, rank: int = 0, world_size: int = 1, init_method: str | None = None) -> None:
+        settings.check()
+        self.settings = settings
+        self.rank, self.world_size, self.init_method = rank, world_size, init_method
+
+    def _load_models(self) -> tuple[nn.Module, nn.Module | None]:
+        """The sharded model that trains, and the frozen reference where there is one."""
+        raise NotImplementedError
+
+    def published_tensors(self) -> Mapping[str, Tensor]:
+        """What engines and checkpoints get, by published name."""
+        return weights.model_tensors(self.model)
+
+    def init(self) -> TrainerInfo:
+        """Join the other ranks, load and shard the model (and the reference), build optimizer and schedule."""
+        s = self.settings
+        if s.deterministic_mode:
+            use_deterministic_kernels()
+        seed_everything(s.seed)
+        self.context = start_rank(
+            rank=self.rank,
+            world_size=self.world_size,
+            init_method=self.init_method,
+            dp_replicate_size=s.dp_replicate_size,
+            device=s.device,
+            cpu_backend=s.fsdp_cpu_backend,
+        )
+        self.model, self.reference = self._load_models()
+        self.optimizer = build_optimizer(
+            self.model.named_parameters(),
+            kind=s.optimizer,
+            lr=s.lr,
+            weight_decay=s.weight_decay,
+            betas=(s.adam_beta1, s.adam_beta2),
+            eps=s.adam_eps,
+        )
+        self.schedule = build_schedule(
+            self.optimizer,
+            lr=s.lr,
+            min_lr=s.min_lr,
+            decay_style=s.lr_decay_style,
+            warmup_steps=s.lr_warmup_iters,
+            decay_steps=s.lr_decay_iters,
+        )
+        models = [self.model] + ([self.reference] if self.reference is not None else [])
+        self.lease = DeviceLease(models, self.optimizer, self.context.device, offloaded=s.fsdp_cpu_offload)
+        return TrainerInfo(
+            rank=self.rank,
+            world_size=self.world_size,
+            dp_rank=self.rank,
+            dp_size=self.world_size,
+            num_parameters=count_parameters(self.model),
+        )
+
+    def optimizer_step(self, metrics: RunningMetrics, name: str) -> None:
+        """Clip the accumulated gradient, take the step, advance the schedule.
+
+        Args:
+            metrics: Gets `grad_norm` and `lr`.
+            name: Of the step, for messages.
+
+        Raises:
+            FloatingPointError: For a gradient that isn't finite, before it reaches the weights.
+        """
+        gradients = local_gradients(self.model.parameters())
+        norm = gradient_norm(gradients, self.context.mesh["dp_shard"])
+        if self.settings.check_for_nan_in_loss_and_grad and not math.isfinite(norm):
+            self.optimizer.zero_grad()
+            raise FloatingPointError(
+                f"{name}: the gradient norm is {norm}; the weights were left as they are "
+                "(--no-check-for-nan-in-loss-and-grad skips this check)"
+            )
+        clip_gradients(gradients, norm, self.settings.clip_grad)
+        metrics.add_constant("grad_norm", norm)
+        metrics.add_constant("lr", float(self.schedule.get_last_lr()[0]))
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+
+    def weight_metadata(self) -> list[TensorMeta]:
+        """Names, shapes and dtypes of the published weights; tied ones once."""
+        return weights.weight_metadata(self.published_tensors(), self.publish_dtype)
+
+    def export_bucket(self, names: tuple[str, ...], index: int) -> Bucket | None:
+        """Gather the named tensors; rank 0 returns them as one bucket."""
+        self.lease.require_awake("export_bucket")
+        return weights.export_bucket(self.published_tensors(), names, index, self.publish_dtype, keep=self.rank == 0)
+
+    def weight_checksums(self) -> dict[str, str] | None:
+        """SHA-256 of every published tensor; rank 0 returns it."""
+        self.lease.require_awake("weight_checksums")
+        return weights.weight_checksums(self.published_tensors(), self.publish_dtype, keep=self.rank == 0)
+
+    def save(self, directory: Path) -> None:
+        """Write this rank's part of a sharded checkpoint: weights, optimizer, schedule, RNG. Works asleep too."""
+        save_state(self.published_tensors(), self.model, self.optimizer, self.schedule, directory)
+        save_rng(directory, self.rank)
+
+    def load(self, directory: Path) -> None:
+        """Read a checkpoint that `save` wrote at any number of ranks."""
+        self.lease.require_awake("load")
+        load_state(self.published_tensors(), self.model, self.optimizer, self.schedule, directory)
+        load_rng(directory, self.rank)
+
+    def sleep(self) -> None:
+        """Move model and optimizer to host memory."""
+        self.lease.sleep()
+
+    def wake_up(self) -> None:
+        """Move them back."""
+        self.lease.wake_up()
+
+    def shutdown(self) -> None:
+        """Leave the process group."""
+        stop_rank(self.context)
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Add a tensor up over all ranks."""
+        if self.world_size == 1:
+            return tensor
+        moved = tensor.to(self.context.device)
+        dist.all_reduce(moved)
+        return moved.to(tensor.device)
