@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -63,21 +63,40 @@ def test_leaving_early_is_not_passing() -> None:
         "import os\nos.remove('{kept}')",
         "import os\nos.truncate('{kept}', 0)",
         "import os\nos.rename('{kept}', 'here')",
+        "import os\nos.chmod('{kept}', 0o777)",
+        "import os\nos.utime('{kept}', (0, 0))",
+        "import os\nos.setxattr('{kept}', 'user.a', b'b')",
+        "import os\nos.listdir('{kept}'.rpartition('/')[0])",
+        "import os\nos.listdir(f'/proc/{{os.getppid()}}/fd')",
+        "import os\nos.symlink('{kept}', 'here')\nopen('here').read()",
+        "open('/proc/self/root{kept}').read()",
+        "import os\nos.mkdir('deep')",
+        "import os\nos.execv('/bin/true', ['true'])",
+        "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 5)",
+        "import os\nos.sched_setaffinity(os.getppid(), {{0}})",
+        "import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
+        "import socket\nsocket.sethostname(socket.gethostname())",
+        "import time\ntime.clock_settime(0, time.time())",
+        "import ctypes\nassert ctypes.CDLL(None).shmget(0x7EED, 4096, 0o1600) >= 0",
+        "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",
     ],
 )
 def test_what_a_program_may_not_do(source: str, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("content")
+    before = kept.stat()
     outcome = run_program(source.format(outside=tmp_path / "new", kept=kept), limits=QUICK)
     assert not outcome.passed
     assert not (tmp_path / "new").exists()
     assert kept.read_text() == "content"
+    assert (kept.stat().st_mode, kept.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
 def test_what_a_program_may_do() -> None:
     source = "import threading\nopen('f', 'w').write('a')\nt = threading.Thread(target=print, args=('b',))\nt.start()\n"
     outcome = run_program(source + "t.join()\nopen('/dev/null', 'w').write('x')\nprint(open('f').read())")
     assert (outcome.passed, outcome.stdout) == (True, "b\na\n")
+    assert run_program("import asyncio\nasyncio.run(asyncio.sleep(0))").passed
     imports = "import random, zoneinfo, ctypes.util, sqlite3, decimal, unittest, multiprocessing"
     assert run_program(imports + "\nprint(random.SystemRandom().random())").passed
     assert run_program("import numpy\nprint(numpy.arange(3).sum())").stdout == "3\n"
@@ -100,13 +119,18 @@ def test_limits_of_time_and_output() -> None:
     assert len(outcome.stdout) <= 64 * 1024
 
 
-def test_nothing_is_left_behind() -> None:
-    def leftovers() -> set[str]:
-        return {name for name in os.listdir("/tmp") if name.startswith("rewards-code-")}
+def test_files_have_a_limit_together() -> None:
+    source = "n = 0\nwhile True:\n    open(f'f{n}', 'wb').write(b'0' * 1000_000)\n    n += 1"
+    start = time.monotonic()
+    outcome = run_program(source, limits=Limits(timeout_s=30.0, disk_mb=8))
+    assert (outcome.passed, outcome.timed_out) == (False, False)
+    assert time.monotonic() - start < 15.0
 
-    before = leftovers()
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_program("open('f', 'w').write('a' * 1000)\nimport time\ntime.sleep(60)", limits=Limits(timeout_s=0.5))
-    assert leftovers() <= before
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("label", [[], {}, "", "[]", {"inputs": ["1"], "outputs": []}, 7])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +48,16 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 @pytest.mark.parametrize("name", known_rm_types())
 def test_every_registered_reward_exists(name: str) -> None:
     assert callable(load(name))
+
+
+def test_the_tables_of_the_readme_are_the_registry() -> None:
+    readme = Path(__file__).parents[2] / "packages" / "rewards" / "README.md"
+    rows = re.findall(r"^\| `(\w+)` \|", readme.read_text(), re.MULTILINE)
+    extras = {spec.extra for spec in REWARDS.values()} | {"paddleocr", "serve", "ray"}
+    rows = [row for row in rows if row != "rm_type"]  # the heading
+    for extra in extras - {None}:
+        rows.remove(str(extra))  # the table of the extras
+    assert sorted(rows) == sorted(known_rm_types())
 
 
 @pytest.mark.parametrize(
