@@ -29,6 +29,7 @@ LATEX = st.lists(
     max_size=30,
 ).map("".join)  # fmt: skip
 TEXT = st.one_of(st.text(max_size=300), LATEX, LATEX.map(lambda body: rf"</think><channel|>Answer: \boxed{{{body}}}"))
+LABEL = st.one_of(st.text(min_size=1, max_size=60), LATEX)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,15 +60,33 @@ def check(name: str, response: Any) -> float:
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(response=TEXT, name=st.sampled_from(NAMES))
 def test_any_text_has_a_score_in_range_in_time(response: str, name: str) -> None:
     assert check(name, response) < LIMIT_S
 
 
-@settings(max_examples=150, deadline=None)
-@given(label=st.one_of(st.text(min_size=1, max_size=60), LATEX))
+@pytest.mark.slow
+@settings(max_examples=2_000, deadline=None)
+@given(response=TEXT, name=st.sampled_from(NAMES))
+def test_more_text_has_a_score_in_range_in_time(response: str, name: str) -> None:
+    assert check(name, response) < LIMIT_S
+
+
+@settings(max_examples=100, deadline=None)
+@given(label=LABEL)
 def test_a_label_graded_against_itself_is_right(label: str) -> None:
+    is_right_against_itself(label)
+
+
+@pytest.mark.slow
+@settings(max_examples=5_000, deadline=None)
+@given(label=LABEL)
+def test_more_labels_graded_against_themselves_are_right(label: str) -> None:
+    is_right_against_itself(label)
+
+
+def is_right_against_itself(label: str) -> None:
     if not label.strip() or (has_box(label) and not (last_boxed(label) or "").strip()):
         return  # no label: an error
     assert score([RewardRequest(label, label)], "math") == [1.0]

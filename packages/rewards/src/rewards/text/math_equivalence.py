@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from rewards.text.math_arithmetic import evaluate, is_arithmetic
 from rewards.text.math_normalize import TEXT_COMMANDS, normalize, unwrap
@@ -28,6 +29,7 @@ _NO_CONSTANT = re.compile(r"[=<>&#@~?;\"'`]")
 _BEYOND_ARITHMETIC = re.compile(r"[\\!|:%\[\]]")
 _MATHEMATICS = re.compile(r"[0-9\\]")
 _BRACKET = re.compile(r"\\?[()\[\]{}]|[,;]|\\cup(?![a-zA-Z])")
+_BRACES = re.compile(r"(?<!\\)[{}]")
 _FUNCTIONS = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|lim|max|min|gcd|lcm|det|mod", re.IGNORECASE
 )
@@ -86,10 +88,10 @@ class _Answer:
 
 def _parse(raw: str) -> _Answer:
     raw = unwrap(raw)
-    text, unit = normalize(raw), ""
+    text, unit = _without_braces(normalize(raw)), ""
     trailing = _TRAILING_TEXT.search(raw)
     if trailing:
-        head = normalize(raw[: trailing.start()])
+        head = normalize(raw[: trailing.start()].rstrip("\\ "))  # `5\\ \\text{cm}`: the space is the unit's
         unit = normalize(trailing[1] + (trailing[2] or ""))
         if _MATHEMATICS.search(head) and unit.lower() not in ("and", "or"):
             text = head
@@ -199,6 +201,19 @@ def _parts(text: str) -> tuple[str, str, list[str]] | None:
         plus, minus = (re.sub(r"\\pm ?", sign, text) for sign in "+-")
         return "", "", [plus.removeprefix("+"), minus]
     return ("∪", "", parts) if separator == "\\cup" else ("", "", parts)
+
+
+def _without_braces(text: str) -> str:
+    """`{5}` is 5; `{1,2}` is what `\\{1,2\\}` is."""
+    while text.startswith("{") and text.endswith("}"):
+        depths = list(accumulate((token == "{") - (token == "}") for token in _BRACES.findall(text)))
+        if min(depths[:-1]) < 1 or depths[-1] != 0:
+            break
+        inner = text[1:-1].strip()
+        if len(_split(inner)[0]) > 1:
+            return "\\{" + inner + "\\}"
+        text = inner
+    return text
 
 
 def _bracketed(text: str) -> tuple[str, str, list[str]] | None:

@@ -24,6 +24,8 @@ _THIN_SPACES = re.compile(r"(?<!\\)\\[!,;:]")
 _WIDE_SPACES = re.compile(r"\\(?:quad|qquad|enspace|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<!\\)\\ |~")
 _FRAC_NAME = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _FRAC_BARE = re.compile(r"\\frac\s*(?:(\d)\s*(\d|[a-zA-Z])|(\d|[a-zA-Z])\s*\{|(\{(?:[^{}]|\{[^{}]*\})*\})\s*(\w))")
+_PLAIN_ROOT = re.compile(r"(?<![\\a-zA-Z])sqrt ?\(([^()]*)\)")
+_PLAIN_NAME = re.compile(r"(?<![\\a-zA-Z])(?:(pi)|inf(?:inity|ty)?)(?![a-zA-Z])")
 _SQRT_BARE = re.compile(r"\\sqrt\s*(\d+|[a-zA-Z]|\\pi)")
 _CARET = re.compile(r"\^\s*\{\s*(-?\w)\s*\}")
 _OPERATOR_SPACES = re.compile(r"\s*([-+*/=^<>_])\s*")
@@ -54,9 +56,10 @@ def unwrap(text: str) -> str:
 def normalize(text: str) -> str:
     """One spelling for an answer.
 
-    Unicode mathematics becomes LaTeX, `\\dfrac` and `\\frac12` become `\\frac{1}{2}`, `\\left`, `\\right` and LaTeX
-    spacing go, `\\text{}` is unwrapped, dollar signs go, and single spaces stay only between words and numbers (a
-    mixed number needs its space). The length of the work is linear in the length of the text.
+    Unicode mathematics and plain `sqrt(2)`, `pi` and `inf` become LaTeX, `\\dfrac` and `\\frac12` become
+    `\\frac{1}{2}`, `\\left`, `\\right` and LaTeX spacing go, `\\text{}` is unwrapped, dollar signs go, and single
+    spaces stay only between words and numbers (a mixed number needs its space). The length of the work is linear in the
+    length of the text.
 
     Args:
         text: The content of a box, or a label.
@@ -69,6 +72,9 @@ def normalize(text: str) -> str:
         text = _VULGAR.sub(" ", text)
         text = _SUPERSCRIPT_RUN.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
         text = unicodedata.normalize("NFKC", text.translate(_UNICODE_TABLE)).translate(_UNICODE_TABLE)
+    if "sqrt" in text or "pi" in text or "inf" in text:  # written as in a program
+        text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
+        text = _PLAIN_NAME.sub(lambda match: r"\pi " if match[1] else r"\infty ", text)
     if "\\" in text or "$" in text or "{" in text or "~" in text:
         text = _latex(text)
     text = _OPERATOR_SPACES.sub(r"\1", " ".join(text.split()))

@@ -18,6 +18,7 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _SPACED_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}")
 _MAX_DIGITS = 1000
 
 # The spelling that the others become, then the others. A plural s is taken off before the look-up.
@@ -63,6 +64,8 @@ def parse_number(text: str, any_unit: bool = False) -> Number | None:
         return None
     if " " in text and _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
+    if "overline" in text:
+        text = _REPEATING.sub(_repeating, text)
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None
@@ -112,6 +115,14 @@ def same_number(left: Number, right: Number) -> bool:
 def is_unit(word: str) -> bool:
     """Whether a word of a normalised answer is the name of a unit."""
     return _unit(" " + word, any_unit=False) is not None
+
+
+def _repeating(match: re.Match[str]) -> str:
+    """`0.1\\overline{6}` as the fraction that it is."""
+    whole, fixed, repeated = match.groups()
+    head = int(whole + fixed or "0")
+    numerator = int(whole + fixed + repeated) - head
+    return f"{numerator}/{(10 ** len(repeated) - 1) * 10 ** len(fixed)}"
 
 
 def _fraction(text: str) -> Fraction:
