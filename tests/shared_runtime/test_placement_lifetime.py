@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from shared_runtime.placement.cluster import ClusterError, check_capacity
 from shared_runtime.placement.layout import Pool, lay_out
+from shared_runtime.placement.processes import last_lines
 
 DRIVER = Path(__file__).with_name("placement_driver.py")
 
@@ -55,6 +57,9 @@ def test_nothing_stays_behind(tmp_path: Path, number: signal.Signals, code: int)
         _, left = psutil.wait_procs(tree, timeout=20)
         assert not alive(left)
         assert not Path(facts["temp_dir"]).exists()
+        if number != signal.SIGKILL:
+            names = {path.name.split("-pid")[0] for path in logs.iterdir()}
+            assert names == {"actor-0", "rollout-0"}
     finally:
         for process in [driver.pid] if driver.poll() is None else []:
             os.killpg(process, signal.SIGKILL)
@@ -86,3 +91,50 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     parent.wait()
     psutil.wait_procs([child], timeout=5)
     assert not alive([child])
+
+
+def test_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    bar = "".join(f"\rloading {i}%" for i in range(0, 101, 10))
+    log.write_bytes(b"x" * 50_000 + f"\nfirst\n\n{bar}\n*** SIGSEGV received ***\n".encode() + b"\xff\n")
+    assert last_lines(log, count=4) == ["first", "loading 100%", "*** SIGSEGV received ***", "�"]
+    assert last_lines(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "oom", "how"),
+    [
+        ("pid: 1\nWorker exit detail: connection error code 2. End of file. SIGSEGV", [], 0, "SIGKILL"),
+        ("End of file.", ["*** SIGSEGV received at time=1 on cpu 0 ***"], 0, r"crashed, \*\*\* SIGSEGV received"),
+        ("End of file.", ["Fatal Python error: Aborted"], 3, "crashed, Fatal Python error: Aborted"),
+        ("End of file.", [], 1, "kernel's out-of-memory killer"),
+        ("Worker exit type: INTENDED_USER_EXIT. exit() was called", [], 0, "it called exit"),
+        ("", [], 0, "no reason"),
+    ],
+)
+def test_how_it_died(text: str, lines: list[str], oom: int, how: str) -> None:
+    from shared_runtime.placement.failures import how_it_died
+
+    assert re.search(how, how_it_died(RuntimeError(text), lines, oom))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:1234",
+        "Connection reset by peer",
+        "[../third_party/gloo/gloo/transport/tcp/buffer.cc:72] Timed out waiting 1800000ms for recv operation",
+        "NCCL error: remote process exited or there was a network error",
+    ],
+)
+def test_a_lost_peer_is_not_the_reason(text: str) -> None:
+    from ray.exceptions import RayTaskError
+
+    from shared_runtime.placement.failures import Kind, classify
+
+    def raised(error: Exception) -> Exception:
+        return RayTaskError("call", f"traceback of {error}", error).as_instanceof_cause()
+
+    assert classify(raised(RuntimeError(text))) is Kind.SECONDARY
+    assert classify(raised(RuntimeError("CUDA out of memory"))) is Kind.RAISED
+    assert classify(raised(ValueError("the store is closed"))) is Kind.RAISED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -136,7 +137,7 @@ def ray_cluster(
     local = address is None
     with contextlib.ExitStack() as stack:
         stack.enter_context(sigterm_as_exit())
-        stack.enter_context(_plain_ray_environment())
+        stack.enter_context(_plain_ray(log_to_driver))
         env = {"PYTHONPATH": _worker_python_path()}
         common: dict[str, Any] = {"log_to_driver": log_to_driver, "logging_level": "error"}
         temp_dir = stack.enter_context(_temp_dir(keep_logs_in)) if local else None
@@ -245,32 +246,39 @@ def _temp_dir(keep_logs_in: Path | None) -> Iterator[Path]:
 
 
 def _copy_logs(logs: Path, target: Path) -> None:
-    for log in sorted(logs.glob("worker-*")):
-        with contextlib.suppress(OSError):
-            if log.stat().st_size:
-                target.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(log, target / log.name)
+    """Copy what the workers wrote, under their roles: `actor-0-pid4711.err`."""
+    for out in logs.glob("worker-*.out"):
+        with contextlib.suppress(OSError), out.open() as file:
+            owner = re.search(r"^(\w+)\[(\d+)\] pid (\d+)$", file.read(4096), re.MULTILINE)
+            for log in (out, out.with_suffix(".err")):
+                if owner and log.is_file() and log.stat().st_size:
+                    target.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(log, target / "{}-{}-pid{}{}".format(*owner.groups(), log.suffix))
 
 
 @contextlib.contextmanager
-def _plain_ray_environment() -> Iterator[None]:
-    """Keep Ray from copying the working directory into every worker because the driver runs under `uv run`.
+def _plain_ray(log_to_driver: bool) -> Iterator[None]:
+    """Two habits of Ray that no argument switches off, for the length of the run.
 
-    The workers use the driver's interpreter, which has the same packages. The setting is read when Ray is imported,
-    which may have happened already.
+    Under `uv run` it copies the working directory into every worker and starts `uv` there: the workers use the
+    driver's interpreter, which has the same packages. And its daemons print their view of a dead worker on the
+    driver's stdout, whether workers' logs are wanted or not, in front of ours.
     """
-    from ray._private import ray_constants
+    from ray._private import ray_constants, worker
 
-    name = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
-    before = getattr(ray_constants, name, None)
-    if before is not None:
-        setattr(ray_constants, name, False)
+    wanted = [
+        (ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", False),
+        (worker, "_worker_logs_enabled", log_to_driver),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in wanted if hasattr(module, name)]
+    for module, name, value in wanted:
+        setattr(module, name, value)
     try:
         with _environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
             yield
     finally:
-        if before is not None:
-            setattr(ray_constants, name, before)
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 @contextlib.contextmanager

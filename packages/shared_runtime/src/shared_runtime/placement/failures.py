@@ -50,7 +50,7 @@ class Failure:
 # What a rank says when another one has gone: it never is the reason itself.
 _PEER_GONE = re.compile(
     r"closed by peer|reset by peer|broken pipe|connection refused|peer .*(gone|closed|exited)|\[[^\]]*gloo[^\]]*\]"
-    r"|remote process exited|socket timeout|timed out waiting|store.*(closed|timeout)|nccl.*(abort|remote error)",
+    r"|remote process exited|socket timeout|timed out waiting|nccl.*(abort|remote error)",
     re.IGNORECASE,
 )
 # The native handlers of Ray, glog and Python write one such line before the process ends.
@@ -79,7 +79,8 @@ def classify(error: Exception) -> Kind:
         cause = error.cause if isinstance(error.cause, Exception) else error
         if isinstance(cause, RayError) and not isinstance(cause, RayTaskError):
             return classify(cause)
-        return Kind.SECONDARY if _PEER_GONE.search(f"{type(cause).__name__}: {cause}") else Kind.RAISED
+        lost = isinstance(cause, RuntimeError | ConnectionError) and _PEER_GONE.search(str(cause))
+        return Kind.SECONDARY if lost else Kind.RAISED
     return Kind.DIED if isinstance(error, RayError) else Kind.RAISED
 
 

@@ -45,14 +45,16 @@ def oom_kills() -> int:
 
 
 def last_lines(path: Path, count: int = 20, limit: int = 16_384) -> list[str]:
-    """The last lines of a text file that may be large; empty if it can't be read."""
+    """The last lines of a text file that may be large; empty if it can't be read. Progress bars that moved on go."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit))
-            return file.read().decode(errors="replace").splitlines()[-count:]
+            lines = file.read().decode(errors="replace").rstrip("\r\n").split("\n")
     except OSError:
         return []
+    shown = [line.rsplit("\r", 1)[-1].rstrip() for line in lines]
+    return [line for line in shown if line][-count:]
 
 
 @contextlib.contextmanager

@@ -32,6 +32,8 @@ from shared_runtime.placement.ray_host import HostSettings, WorkerHost, WorkerPr
 
 # How often a long wait looks whether all workers of the run still live.
 _POLL_S = 0.5
+# Ray begins every log with lines like these.
+_RAY_LABELS = (":job_id:", ":actor_name:", ":task_name:")
 # How long a lost connection waits for the exception that caused it.
 _GRACE_S = 3.0
 
@@ -278,7 +280,7 @@ class RayWorkerGroup:
         lines: list[str] = []
         if pid is not None and self._cluster.session_dir is not None:
             for log in (self._cluster.session_dir / "logs").glob(f"worker-*-{pid}.err"):
-                lines = last_lines(log)
+                lines = [line for line in last_lines(log) if not line.startswith(_RAY_LABELS)]
         how = how_it_died(failure.error, lines, oom_kills() - self._oom_kills)
         return WorkerDied(self.role, failure.rank, pid, how, lines)
 

@@ -93,6 +93,8 @@ class WorkerHost:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         from ray import cloudpickle
 
+        # The worker's log begins with whose it is.
+        print(f"{self!r} pid {os.getpid()}", flush=True)
         worker_class = cloudpickle.loads(pickled_class)
         self._worker = worker_class(**dict(zip(names, values, strict=True)))
         return WorkerProcess(os.getpid(), socket.gethostname())
