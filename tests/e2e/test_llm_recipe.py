@@ -91,7 +91,7 @@ def test_the_run_directory_is_complete(default_run: tuple[Path, str]) -> None:
     steps = sum("train/loss" in row for row in rows(directory / "metrics.jsonl"))
     assert len(samples) == 512 * steps
     assert (directory / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert yaml.safe_load((directory / "config.yaml").read_text())["batch"]["global_batch_size"] == 512
+    assert yaml.safe_load((directory / "config.yaml").read_text())["batch"]["global_batch_size"] == 256
     assert (directory / "checkpoints" / "latest_checkpointed_iteration.txt").read_text().strip() == str(steps)
 
 

@@ -52,9 +52,10 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
             prompt_data=str(sums / "train.jsonl"), input_key="prompt", label_key="label", rollout_shuffle=True
         ),
         batch=BatchConfig(
-            num_rollout=200,
+            num_rollout=300,
             rollout_batch_size=128,
             n_samples_per_prompt=4,
+            num_steps_per_rollout=2,
             use_dynamic_batch_size=True,
             max_tokens_per_gpu=16384,
         ),
