@@ -51,6 +51,21 @@ def load_component(checkpoint: str, family: ModelFamily, component: str, *, dtyp
     Raises:
         FamilyError: If the checkpoint is not of this family, or has no such module.
     """
+    module = _component_class(checkpoint, family, component)
+    return module.from_pretrained(checkpoint, subfolder=component, torch_dtype=dtype)
+
+
+def meta_component(checkpoint: str, family: ModelFamily, component: str) -> torch.nn.Module:
+    """The same module without its weights: everything is on the meta device.
+
+    Raises:
+        FamilyError: As for :func:`load_component`.
+    """
+    with torch.device("meta"):
+        return _component_class(checkpoint, family, component).from_config(component_config(checkpoint, component))
+
+
+def _component_class(checkpoint: str, family: ModelFamily, component: str) -> Any:
     import importlib
 
     check_checkpoint(checkpoint, family)
@@ -58,8 +73,7 @@ def load_component(checkpoint: str, family: ModelFamily, component: str, *, dtyp
     if index.get(component) in (None, [None, None]):
         raise FamilyError(f"--hf-checkpoint {checkpoint} has no component {component!r}")
     library, name = index[component]
-    module = getattr(importlib.import_module(library), name)
-    return module.from_pretrained(checkpoint, subfolder=component, torch_dtype=dtype)
+    return getattr(importlib.import_module(library), name)
 
 
 def component_config(checkpoint: str, component: str) -> dict[str, Any]:

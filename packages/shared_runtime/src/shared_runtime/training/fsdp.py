@@ -45,13 +45,16 @@ def shard_model(
     *,
     blocks: Sequence[nn.Module],
     cpu_offload: bool = False,
+    cast_forward_inputs: bool = True,
 ) -> nn.Module:
     """Shard each block, then what remains at the root, in place. Gradients are summed over ranks, not averaged.
 
     The losses hold global denominators already, so a sum is the gradient of the whole batch, however unequal the
-    ranks' shares are.
+    ranks' shares are. `cast_forward_inputs` casts what a module is called with to the compute dtype.
     """
-    policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.reduce)
+    policy = MixedPrecisionPolicy(
+        param_dtype=precision.compute, reduce_dtype=precision.reduce, cast_forward_inputs=cast_forward_inputs
+    )
     offload = CPUOffloadPolicy(pin_memory=context.device.type == "cuda") if cpu_offload else OffloadPolicy()
     for block in blocks:
         fully_shard(block, mesh=context.fsdp_mesh, mp_policy=policy, offload_policy=offload)
@@ -69,10 +72,13 @@ def spread_model(
     *,
     blocks: Sequence[nn.Module],
     cpu_offload: bool = False,
+    cast_forward_inputs: bool = True,
 ) -> nn.Module:
     """:func:`shard_model` for a module whose weights only rank 0 has read; the others get their shards from it."""
     full = module.state_dict() if context.world_size > 1 and context.rank == 0 else {}
-    shard_model(module, context, precision, blocks=blocks, cpu_offload=cpu_offload)
+    shard_model(
+        module, context, precision, blocks=blocks, cpu_offload=cpu_offload, cast_forward_inputs=cast_forward_inputs
+    )
     if context.world_size > 1:
         spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=cpu_offload)
         set_model_state_dict(module, full, options=spread)

@@ -169,8 +169,15 @@ class FsdpTrainerBase(Generic[Settings]):
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Add a tensor up over all ranks."""
+        return self._all_reduce(tensor, dist.ReduceOp.SUM)
+
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
+        """The largest of each entry over all ranks."""
+        return self._all_reduce(tensor, dist.ReduceOp.MAX)
+
+    def _all_reduce(self, tensor: Tensor, operation: Any) -> Tensor:
         if self.world_size == 1:
             return tensor
         moved = tensor.to(self.context.device)
-        dist.all_reduce(moved)
+        dist.all_reduce(moved, operation)
         return moved.to(tensor.device)

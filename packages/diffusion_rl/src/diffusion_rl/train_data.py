@@ -1,0 +1,147 @@
+"""From scored samples to training rows: advantages, one row a trained pair, in the order of the tiles."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from diffusion_rl.algorithms.advantages import diffusion_advantages
+from diffusion_rl.sample import Sample
+from diffusion_rl.trainers.fsdp.batch import TrainRow
+from shared_runtime.rollout.types import name_sample
+from shared_runtime.training.plan import StepPlan, plan_rollout
+
+
+def samples_to_rows(samples: Sequence[Sample], advantages: Sequence[float]) -> list[list[TrainRow]]:
+    """The pairs of each sample: one a stochastic step, in schedule order.
+
+    Args:
+        samples: With trajectories.
+        advantages: One a sample.
+
+    Raises:
+        ValueError: For a sample without a trajectory, or without a stochastic step; it is named.
+    """
+    return [_pairs(sample, float(advantage)) for sample, advantage in zip(samples, advantages, strict=True)]
+
+
+def _pairs(sample: Sample, advantage: float) -> list[TrainRow]:
+    trajectory = sample.trajectory
+    if trajectory is None or sample.conditions is None:
+        raise ValueError(f"{name_sample(sample)} has no trajectory to train on")
+    if not trajectory.sde_steps:
+        raise ValueError(
+            f"{name_sample(sample)} has no stochastic step, and so no log-prob to train on: Flow-GRPO needs "
+            "--diffusion-noise-level above 0 and a step strategy that picks steps"
+        )
+    rows = []
+    for k, step in enumerate(trajectory.sde_steps):
+        row = TrainRow(
+            sample_index=sample.index,
+            conditions=sample.conditions,
+            negative_conditions=sample.negative_conditions,
+            trained=0.0 if sample.remove_sample else 1.0,
+            latents=trajectory.latent(step),
+            next_latents=trajectory.latent(step + 1),
+            sigma=float(trajectory.sigmas[step]),
+            next_sigma=float(trajectory.sigmas[step + 1]),
+            sigma_max=float(trajectory.sigmas[1]),
+            timestep=float(trajectory.timesteps[step]),
+            log_prob=float(trajectory.log_probs[k]),
+            advantage=advantage,
+        )
+        if trajectory.model_outputs is not None:
+            row["model_output"] = trajectory.model_outputs[k]
+        rows.append(row)
+    return rows
+
+
+def rollout_advantages(
+    samples: Sequence[Sample],
+    *,
+    reward_key: str | None = None,
+    std_normalization: bool = True,
+    globalize_mean: bool = False,
+    globalize_std: bool = False,
+    unbiased: bool = True,
+) -> list[float]:
+    """Advantages of a rollout's samples; see :func:`~diffusion_rl.algorithms.advantages.diffusion_advantages`."""
+    return diffusion_advantages(
+        [sample.scalar_reward(reward_key) for sample in samples],
+        [sample.group_index for sample in samples],
+        std_normalization=std_normalization,
+        globalize_mean=globalize_mean,
+        globalize_std=globalize_std,
+        unbiased=unbiased,
+    ).tolist()
+
+
+def tiled(pairs: Sequence[Sequence[TrainRow]], tile_samples: int, tile_steps: int) -> list[TrainRow]:
+    """All pairs, ordered so that cuts of `tile_samples x tile_steps` are tiles: some samples at some timesteps each.
+
+    Args:
+        pairs: Of each sample, in schedule order.
+        tile_samples: Samples a tile (`--micro-batch-size-sample`).
+        tile_steps: Timesteps a tile (`--micro-batch-size-tstep`).
+    """
+    ordered: list[TrainRow] = []
+    for first in range(0, len(pairs), tile_samples):
+        block = pairs[first : first + tile_samples]
+        for step in range(0, max(map(len, block)), tile_steps):
+            ordered.extend(row for rows in block for row in rows[step : step + tile_steps])
+    return ordered
+
+
+def plan_pairs(
+    pairs: Sequence[Sequence[TrainRow]],
+    *,
+    dp_size: int,
+    num_steps: int,
+    micro_batch_size: int = 1,
+    micro_batch_size_sample: int | None = None,
+    micro_batch_size_tstep: int | None = None,
+) -> list[list[StepPlan]]:
+    """Split the pairs of a rollout over optimizer steps, ranks and micro-batches.
+
+    The trained update does not depend on `dp_size` or on the micro-batches, since the loss of a pair is weighed with
+    the number of pairs of the whole step. A rank without rows in a micro-batch gets one with weight 0, since every
+    forward pass contains collectives.
+
+    Args:
+        pairs: Of each sample; see :func:`samples_to_rows`.
+        dp_size: Trainer ranks.
+        num_steps: Optimizer steps.
+        micro_batch_size: Pairs a forward pass, a flat cut.
+        micro_batch_size_sample: With `micro_batch_size_tstep`: a tile instead.
+        micro_batch_size_tstep: Timesteps of a tile.
+    """
+    if micro_batch_size_sample is not None and micro_batch_size_tstep is not None:
+        rows = tiled(pairs, micro_batch_size_sample, micro_batch_size_tstep)
+        micro_batch_size = micro_batch_size_sample * micro_batch_size_tstep
+    else:
+        rows = [row for sample in pairs for row in sample]
+    plain: list[dict[str, Any]] = list(rows)  # type: ignore[arg-type]
+    plans = plan_rollout(
+        plain,
+        [1] * len(rows),
+        [row["sample_index"] for row in rows],
+        [int(row["trained"]) for row in rows],
+        dp_size=dp_size,
+        num_steps=num_steps,
+        micro_batch_size=micro_batch_size,
+    )
+    for rank in plans:
+        for plan in rank:
+            _fill_empty(plan, rows[0])
+    return plans
+
+
+def _fill_empty(plan: StepPlan, row: TrainRow) -> None:
+    if all(plan.micro_batches):
+        return
+    idle: Any = copy.copy(row)
+    idle["trained"] = 0.0
+    plan.rows.append(idle)
+    plan.sample_num_tokens.append(0)
+    plan.micro_batches = [batch or [len(plan.rows) - 1] for batch in plan.micro_batches]

@@ -1,0 +1,1 @@
+"""Training a diffusers transformer under FSDP2."""

@@ -1,0 +1,60 @@
+"""From a diffusers directory to a sharded transformer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from diffusion_rl.models.family import ModelFamily
+from diffusion_rl.models.loading import load_component, meta_component
+from shared_runtime.precision.policy import PrecisionPolicy
+from shared_runtime.training.distributed import RankContext
+from shared_runtime.training.fsdp import disable_dropout, find_blocks, spread_model
+
+
+def load_transformer(
+    directory: Path,
+    family: ModelFamily,
+    component: str,
+    context: RankContext,
+    precision: PrecisionPolicy,
+    *,
+    gradient_checkpointing: bool = False,
+    cpu_offload: bool = False,
+    trainable: bool = True,
+) -> nn.Module:
+    """Read a component on rank 0 and spread its shards over the ranks; the other ranks read only its config.
+
+    Args:
+        directory: diffusers directory.
+        family: What it must be.
+        component: Such as `transformer`.
+        context: This rank.
+        precision: Dtypes.
+        gradient_checkpointing: Recompute activations in the backward pass.
+        cpu_offload: Keep shards on the host.
+        trainable: `False` freezes it.
+
+    Raises:
+        FamilyError: If the checkpoint is not of this family, or has no such component.
+    """
+    if context.rank == 0:
+        model = load_component(str(directory), family, component, dtype=precision.master)
+    else:
+        model = meta_component(str(directory), family, component).to(precision.master).to_empty(device="cpu")
+    # A loaded component may keep parts in float32; every master weight has one dtype here.
+    model = model.to(precision.master)
+    disable_dropout(model)
+    model.train(trainable)
+    model.requires_grad_(trainable)
+    if gradient_checkpointing and trainable:
+        model.enable_gradient_checkpointing()  # type: ignore[operator]
+    return spread_model(
+        model,
+        context,
+        precision,
+        blocks=find_blocks(model, family.block_modules),
+        cpu_offload=cpu_offload,
+        cast_forward_inputs=False,  # the family's input dtype policy has the last word at the transformer's border
+    )

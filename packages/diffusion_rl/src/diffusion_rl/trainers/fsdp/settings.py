@@ -1,0 +1,82 @@
+"""What the FSDP trainer can be told: plain values under the names of the flags. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shared_runtime.training.settings import FsdpSettings
+
+Dtype = Literal["fp32", "bf16", "fp64"]
+
+
+@dataclass(frozen=True)
+class FsdpTrainerSettings(FsdpSettings):
+    """Settings of one trainer, the same on every rank. Hooks must be importable when ranks are processes."""
+
+    diffusion_model_family: str | None = None
+    """Family of the checkpoint. Unset: what its name says."""
+    update_weight_target_module: str = "transformer"
+    """The component that trains and is published."""
+
+    # Precision
+    fsdp_master_dtype: Dtype = "fp32"
+    """Dtype of the sharded weights and the optimizer state."""
+    fsdp_reduce_dtype: Dtype = "fp32"
+    """Dtype in which gradients are summed over ranks."""
+    diffusion_forward_dtype: Dtype = "bf16"
+    """Dtype of forward and backward."""
+    publish_dtype: Dtype | None = None
+    """Dtype of published weights. Unset: `diffusion_forward_dtype`."""
+    weight_decay: float = 0.0
+    """Decoupled; biases and norms are left out."""
+    adam_beta2: float = 0.999
+    """Second moment's decay."""
+
+    # What was sampled
+    diffusion_height: int = 512
+    """Pixels."""
+    diffusion_width: int = 512
+    """Pixels."""
+    diffusion_guidance_scale: float = 4.0
+    """Classifier-free guidance, as in the rollout."""
+    diffusion_true_cfg_scale: float | None = None
+    """Takes its place in families that have one."""
+    diffusion_sde_type: str = "sde"
+    """Dynamics of the stochastic steps."""
+    diffusion_noise_level: float = 0.7
+    """η of the rollout."""
+    diffusion_log_prob_no_const: bool = False
+    """Log-probs without constants, as in the rollout."""
+    sde_step_backend: Any = None
+    """A class with the methods of `StepDynamics` in place of `diffusion_sde_type`."""
+
+    # Objective
+    loss_type: Literal["policy_loss", "sft_loss"] = "policy_loss"
+    """Flow-GRPO, or flow matching on pictures."""
+    diffusion_clip_range: float = 1e-4
+    """Clip range of the ratio."""
+    diffusion_adv_clip_max: float = 5.0
+    """Bound of the advantages."""
+    diffusion_kl_beta: float = 0.0
+    """Weight of the divergence from the reference."""
+    diffusion_grpo_guard: bool = False
+    """Ratio with GRPO-Guard's correction."""
+    ref_mode: Literal["none", "ref"] = "none"
+    """Whether a frozen reference is loaded."""
+    fsdp_flow_shift: float = 3.0
+    """Shift of the noise levels of supervised training."""
+    debug_skip_optimizer_step: bool = False
+    """Only measure: no backward, no optimizer step."""
+
+    def check(self) -> None:
+        """Refuse combinations that can't work.
+
+        Raises:
+            ValueError: With the names of what doesn't fit.
+        """
+        super().check()
+        if self.diffusion_kl_beta > 0 and self.ref_mode == "none":
+            raise ValueError(f"diffusion_kl_beta {self.diffusion_kl_beta} has no effect with ref_mode none")
+        if self.loss_type == "policy_loss" and self.diffusion_sde_type == "ode" and self.sde_step_backend is None:
+            raise ValueError("diffusion_sde_type ode has no log-probs, which the policy loss needs")

@@ -1,0 +1,97 @@
+"""The FSDP2 trainer of diffusion models: one instance a rank, behind `shared_runtime.training.contract.Trainer`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from diffusion_rl.models.loading import component_config
+from diffusion_rl.models.registry import resolve_family
+from diffusion_rl.trainers.fsdp.loading import load_transformer
+from diffusion_rl.trainers.fsdp.rollout_pass import RolloutPass
+from diffusion_rl.trainers.fsdp.settings import FsdpTrainerSettings
+from diffusion_rl.trainers.fsdp.weights import save_pipeline
+from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
+from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
+from shared_runtime.training.plan import StepPlan
+
+
+class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
+    """Trains a diffusers transformer under FSDP2, on pairs of a rollout or on pictures (`batch.TrainRow`).
+
+    Args:
+        settings: The same on every rank.
+        rank: This rank.
+        world_size: Number of ranks.
+        init_method: Where ranks meet, e.g. `tcp://10.0.0.1:29500`; a single rank needs none.
+    """
+
+    def __init__(
+        self, settings: FsdpTrainerSettings, rank: int = 0, world_size: int = 1, init_method: str | None = None
+    ) -> None:
+        super().__init__(settings, rank, world_size, init_method)
+        self.precision = PrecisionPolicy(
+            master=torch_dtype(settings.fsdp_master_dtype),
+            compute=torch_dtype(settings.diffusion_forward_dtype),
+            reduce=torch_dtype(settings.fsdp_reduce_dtype),
+        )
+        self.publish_dtype = torch_dtype(settings.publish_dtype or settings.diffusion_forward_dtype)
+        self.family = resolve_family(str(settings.hf_checkpoint), settings.diffusion_model_family)
+        self.guidance = self.family.guidance(settings.diffusion_guidance_scale, settings.diffusion_true_cfg_scale)
+
+    def train(self, rollout_id: int, steps: list[StepPlan]) -> dict[str, float]:
+        """Take the optimizer steps of one rollout; return metrics, the same on every rank.
+
+        Raises:
+            FloatingPointError: For a gradient that isn't finite, before it reaches the weights.
+            ValueError: For rows that don't fit; the sample is named.
+        """
+        self.lease.require_awake("train")
+        with warnings.catch_warnings():
+            # FSDP warns of outputs that are views, where someone might write into them; nobody does here.
+            warnings.filterwarnings("ignore", message=".*returned a view tensor")
+            return RolloutPass(self, rollout_id, steps).run()
+
+    def published_tensors(self) -> dict[str, Tensor]:
+        """The component's parameters; its buffers never change."""
+        return dict(self.model.named_parameters())
+
+    def forward_arguments(self, batch_size: int) -> dict[str, Any]:
+        """The transformer's arguments that depend on the picture's size only."""
+        s = self.settings
+        return self.family.forward_arguments(s.diffusion_height, s.diffusion_width, batch_size, self.vae_scale_factor)
+
+    def save_hf(self, directory: Path) -> None:
+        """Write a diffusers directory with the trained component; a sleeping trainer wakes up for it."""
+        s = self.settings
+        with self.lease.awake():
+            save_pipeline(
+                self.model,
+                self.published_tensors(),
+                s.hf_checkpoint,
+                s.update_weight_target_module,
+                directory,
+                self.publish_dtype,
+                keep=self.rank == 0,
+            )
+
+    def _load_models(self) -> tuple[nn.Module, nn.Module | None]:
+        s = self.settings
+        self.vae_scale_factor = self.family.vae_scale_factor(component_config(str(s.hf_checkpoint), "vae"))
+        model = self._load(s.hf_checkpoint, trainable=True)
+        return model, self._load(s.ref_load or s.hf_checkpoint, trainable=False) if s.ref_mode == "ref" else None
+
+    def _load(self, directory: Path, *, trainable: bool) -> nn.Module:
+        return load_transformer(
+            directory,
+            self.family,
+            self.settings.update_weight_target_module,
+            self.context,
+            self.precision,
+            gradient_checkpointing=self.settings.gradient_checkpointing,
+            cpu_offload=self.settings.fsdp_cpu_offload,
+            trainable=trainable,
+        )

@@ -1,0 +1,45 @@
+"""Two ranks against one: gradients, updates, metrics, and a checkpoint that changes the number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from pair_helpers import full_weights, pairs_of, rank_main, roll_out, run_case, start
+
+
+@pytest.mark.ranks
+def test_two_ranks_equal_one(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    pairs = pairs_of(roll_out(tiny_sd3_dir))
+    cases: dict[str, dict[str, Any]] = {
+        "uneven": {"pairs": pairs[:5], "layout": {"micro_batch_size": 4}},
+        "one_pair": {"pairs": [pairs[0][:1]]},  # the other rank has none
+        "tiles": {
+            "pairs": pairs,
+            "settings": {"ref_mode": "ref", "diffusion_kl_beta": 0.1},
+            "layout": {"num_steps": 2, "micro_batch_size_sample": 3, "micro_batch_size_tstep": 1},
+            "updates": True,
+        },
+    }
+    mp.spawn(rank_main, (2, tiny_sd3_dir, cases, tmp_path), nprocs=2)
+    found = [torch.load(tmp_path / f"results.{rank}.pt", weights_only=False) for rank in (0, 1)]
+    for name, case in cases.items():
+        one = run_case(tiny_sd3_dir, case, tmp_path)
+        two = found[0][name]
+        assert found[1][name]["metrics"] == two["metrics"]
+        assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-5)
+        assert two["gradient"].keys() == one["gradient"].keys()
+        for parameter, gradient in one["gradient"].items():
+            torch.testing.assert_close(two["gradient"][parameter], gradient, rtol=0, atol=2e-6)
+        for parameter, weight in one["weights"].items():
+            # AdamW's first steps follow the sign of gradients, some of which are zero up to rounding.
+            close = (two["weights"][parameter] - weight).abs() < 1e-5
+            assert close.float().mean() > 0.98
+    loaded = start(tiny_sd3_dir)
+    loaded.load(tmp_path / "checkpoint.2")
+    for parameter, weight in full_weights(loaded).items():
+        assert torch.equal(weight, found[0]["tiles"]["weights"][parameter])
+    loaded.shutdown()
