@@ -255,6 +255,52 @@ def test_offline_mistakes_name_file_and_line(tmp_path: Path, capsys: pytest.Capt
     assert "Did you mean 'math'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--options", "{bad"], "--options '{bad' cannot be read"),
+        (["--options", "no.yaml"], "--options 'no.yaml' cannot be read"),
+        (["--options", '{"math": {"nope": 1}}'], "unknown option 'nope' of the math reward"),
+        (["--batch-size", "0"], "--batch-size 0"),
+        (["--rm-type", "remote_rm"], "--rm-url"),
+        (["--rm-type", "ocr"], "image 5 cannot be read"),
+        (["--input", "{folder}/bytes.jsonl"], "bytes.jsonl:1 is no JSON"),
+        (["--input", "{folder}/none.jsonl"], "none.jsonl"),
+        (["--output", "{folder}/garbage"], "garbage:1 is not row 1"),
+    ],
+)
+def test_offline_mistakes_are_one_line(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", [{"response": "1", "label": 1, "image": 5, "prompt": '"a"'}])
+    (tmp_path / "bytes.jsonl").write_bytes(b'\xff{"response": "1"}\n')
+    (tmp_path / "garbage").write_text("no json\n")
+    given = {"--rm-type": "math", "--input": str(source), "--output": str(tmp_path / "out.jsonl")}
+    given |= {arguments[0]: arguments[1].replace("{folder}", str(tmp_path))}
+    with pytest.raises(SystemExit) as stop:
+        main(["score", *(word for pair in given.items() for word in pair)])
+    assert stop.value.code == 1
+    assert message in (shown := capsys.readouterr().err)
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rm-type", "remote_rm"], "--rm-url"),
+        (["--rm-type", "math", "--options", '{"math": {"nope": 1}}'], "unknown option 'nope'"),
+        (["--rm-type", "math", "--port", "70000"], "--port 70000"),
+    ],
+)
+def test_a_service_that_could_not_score_does_not_start(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", *arguments])
+    assert stop.value.code == 1
+    assert message in capsys.readouterr().err
+
+
 def test_offline_columns_and_images(tmp_path: Path) -> None:
     from PIL import Image
 

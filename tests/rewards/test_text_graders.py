@@ -237,3 +237,35 @@ def test_a_missing_label_is_an_error_that_names_the_sample(name: str) -> None:
     requests = [RewardRequest("5", "5"), RewardRequest("5", None, sample_id=41)]
     with pytest.raises(LabelError, match=f"sample 41 has label None, and the {name} reward needs one"):
         score(requests, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "metadata"),
+    [
+        ("math", "5", "text"),
+        ("math", "5", {"rm_type": ["math"]}),
+        ("math", "5", {"rm_type": "maths"}),
+        ("f1", True, None),
+        ("gpqa", "B", {"choices": 5}),
+        ("format", None, {"pattern": 5}),
+        ("format", None, {"json_schema": 5}),
+        ("ifbench", None, {"instruction_id_list": 5}),
+        ("ifbench", None, {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [5]}),
+        ("code", {"inputs": 5, "outputs": [1]}, None),
+    ],
+)
+def test_malformed_labels_and_metadata_name_the_sample(name: str, label: Any, metadata: Any) -> None:
+    if name == "ifbench":
+        pytest.importorskip("if_verifiable", reason="the extra tandem-rewards[ifbench] is not installed")
+    requests = [RewardRequest("B", label, metadata=metadata, sample_id="s3")]
+    with pytest.raises((LabelError, UnknownRewardError), match=r"^sample s3"):
+        score(requests, name)
+
+
+def test_options_that_a_reward_does_not_take_name_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"unknown option .symbolik. of the math reward\. Did you mean .symbolic.\?"):
+        score([RewardRequest("5", "5")], "math", options={"math": {"symbolik": False}})
+    with pytest.raises(ValueError, match="unknown option 'frames' of the ocr reward"):
+        score([RewardRequest(image=None)], "ocr", options={"ocr": {"frames": 2}})
+    with pytest.raises(ValueError, match="unknown option 'response'"):
+        score([RewardRequest("5", "5")], "math", options={"math": {"response": "5"}})

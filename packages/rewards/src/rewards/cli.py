@@ -13,6 +13,7 @@ import tyro
 from rewards.offline import Keys, score_file
 from rewards.registry import get_spec
 from rewards.request import MissingExtraError, RewardError
+from rewards.scoring import prepare
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Serve:
 
     def run(self) -> None:
         """Build the scorer, then serve until stopped."""
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port {self.port} is no port: 0 to 65535")
         options = read_options(self.options, self.rm_url)
         try:
             import uvicorn
@@ -78,13 +81,14 @@ class ScoreFile:
 
     def run(self) -> None:
         """Score what is left of the file, and print the mean."""
+        options = read_options(self.options, self.rm_url)
         if self.rm_type is not None:
-            get_spec(self.rm_type)
+            prepare(self.rm_type, options=options)
         summary = score_file(
             self.input,
             self.output,
             self.rm_type,
-            options=read_options(self.options, self.rm_url),
+            options=options,
             keys=self.keys,
             batch_size=self.batch_size,
             show_progress=True,
@@ -101,12 +105,13 @@ def read_options(options: str | None, rm_url: str | None) -> dict[str, dict[str,
     """
     parsed: Any = {}
     if options:
-        if options.lstrip().startswith("{"):
-            parsed = json.loads(options)
-        else:
-            import yaml
+        import yaml
 
-            parsed = yaml.safe_load(Path(options).read_text())
+        inline = options.lstrip().startswith("{")
+        try:
+            parsed = json.loads(options) if inline else yaml.safe_load(Path(options).read_text())
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ValueError(f"--options {options!r:.200} cannot be read: {error}") from error
     if not isinstance(parsed, dict) or not all(isinstance(entry, dict) for entry in parsed.values()):
         raise ValueError(f'--options {options!r:.200} is to be like {{"ocr": {{"num_frames": 4}}}}')
     for name in parsed:

@@ -63,6 +63,8 @@ def score_file(
             whose rows are not those of the source.
     """
     keys, source, target = keys or Keys(), Path(source), Path(target)
+    if batch_size < 1:
+        raise RewardError(f"--batch-size {batch_size} must be at least 1")
     if source.resolve() == target.resolve():
         raise RewardError(f"--output {target} is the input: choose another file")
     total = sum(1 for _ in _rows(source))
@@ -86,12 +88,12 @@ def score_file(
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, row) of a JSONL file."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode())
             except ValueError as error:
                 raise RewardError(f"{path}:{number} is no JSON: {error}") from error
             if not isinstance(row, dict):
@@ -116,9 +118,13 @@ def _check_done(source: Path, file: IO[str], target: Path, keys: Keys) -> tuple[
     file.seek(0)
     rows, done, numbers = _rows(source), 0, []
     for number, line in enumerate(file, start=1):
-        written = json.loads(line)
         _, row = next(rows, (0, None))
-        if row is None or {**row, keys.score: written.get(keys.score)} != written:
+        try:
+            written = json.loads(line)
+            same = row is not None and {**row, keys.score: written[keys.score]} == written
+        except (ValueError, KeyError, TypeError):
+            same = False
+        if not same:
             raise RewardError(f"{target}:{number} is not row {number} of {source}: remove {target}, or name another")
         done += 1
         if (value := _number(written[keys.score])) is not None:
@@ -136,7 +142,7 @@ def _number(value: Score) -> float | None:
 def _request(row: dict[str, Any], name: str, keys: Keys, directory: Path) -> RewardRequest:
     image = row.get(keys.image)
     if image is not None:
-        image = [_open_image(directory / entry, name) for entry in (image if isinstance(image, list) else [image])]
+        image = [_open_image(entry, directory, name) for entry in (image if isinstance(image, list) else [image])]
         image = image[0] if len(image) == 1 else image
     prompt = row.get(keys.prompt)
     return RewardRequest(
@@ -150,14 +156,14 @@ def _request(row: dict[str, Any], name: str, keys: Keys, directory: Path) -> Rew
     )
 
 
-def _open_image(path: Path, name: str) -> Any:
+def _open_image(path: Any, directory: Path, name: str) -> Any:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with Image.open(directory / path) as image:
             return image.convert("RGB")
-    except OSError as error:
-        raise RewardError(f"{name}: image {path} cannot be read: {error}") from error
+    except (OSError, TypeError, Image.DecompressionBombError) as error:
+        raise RewardError(f"{name}: image {path!r:.200} cannot be read: {error}") from error
 
 
 def _batches(rows: Iterator[tuple[int, dict[str, Any]]], size: int) -> Iterator[list[tuple[int, dict[str, Any]]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 import math
 import threading
@@ -12,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from rewards.registry import RewardSpec, get_spec, load, missing_extra
-from rewards.request import LabelError, RewardError, RewardRequest, Score
+from rewards.request import LabelError, RewardError, RewardRequest, Score, UnknownRewardError
 from rewards.text.boxed import last_boxed
 
 Options = Mapping[str, Mapping[str, Any]]
@@ -45,8 +47,7 @@ def score(
     scores: list[Any] = [None] * len(requests)
     groups: dict[str | None, list[int]] = {}
     for index, request in enumerate(requests):
-        metadata = request.metadata
-        name = (metadata.get("rm_type") or rm_type) if metadata else rm_type
+        name = _own_type(request, index) or rm_type if request.metadata else rm_type
         try:
             groups[name].append(index)
         except KeyError:
@@ -61,6 +62,21 @@ def score(
     return scores
 
 
+def prepare(rm_type: str, *, options: Options | None = None) -> None:
+    """Import a reward and build its scorer now, not with the first batch.
+
+    Raises:
+        UnknownRewardError: No such reward.
+        ValueError: An option that the reward does not take, or one that it needs and lacks.
+    """
+    spec, _ = get_spec(rm_type)
+    chosen = _options_of(spec, options)
+    if spec.kind == "scorer":
+        _scorer(spec.name, chosen)
+    else:
+        _check_options(spec, chosen)
+
+
 def sample_name(request: RewardRequest, index: int) -> str:
     """How messages name a request."""
     return f"sample {index if request.sample_id is None else request.sample_id}"
@@ -71,9 +87,7 @@ def _score_group(
 ) -> None:
     """Score the requests at `indices`, which all have this `rm_type`, into `scores`."""
     spec, boxed = get_spec(rm_type)
-    chosen = (options or {}).get(spec.name) or {}
-    if spec.composite:
-        chosen = {**chosen, "options": {**(options or {}), **chosen.get("options", {})}}
+    chosen = _options_of(spec, options)
     if spec.needs_label:
         for index in indices:
             _check_label(rm_type, requests[index], index)
@@ -85,6 +99,8 @@ def _score_group(
         for index, result in zip(indices, results, strict=True):
             scores[index] = result
         return
+    if chosen:
+        _check_options(spec, chosen)
     grade = partial(load(spec.name), **chosen) if chosen else load(spec.name)
     fields = attrgetter(*spec.inputs) if len(spec.inputs) > 1 else None
     for index in indices:
@@ -98,6 +114,49 @@ def _score_group(
         except RewardError as error:
             kind = LabelError if isinstance(error, LabelError) else RewardError
             raise kind(f"{sample_name(request, index)}: {error} (rm_type {rm_type})") from error
+        except Exception as error:  # no response raises, so this is data that the grader trips over
+            raise LabelError(
+                f"{sample_name(request, index)}: the {rm_type} reward cannot read label {request.label!r:.100} with "
+                f"metadata {request.metadata!r:.200}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _own_type(request: RewardRequest, index: int) -> str | None:
+    """The reward that a request's metadata name, if they name one."""
+    metadata = request.metadata
+    if not isinstance(metadata, Mapping):
+        raise LabelError(f"{sample_name(request, index)} has metadata {metadata!r:.100}, which is no mapping")
+    name = metadata.get("rm_type")
+    if not name:
+        return None
+    try:
+        get_spec(name)
+    except (UnknownRewardError, TypeError) as error:
+        raise UnknownRewardError(f"{sample_name(request, index)}: metadata.rm_type {name!r:.100}: {error}") from error
+    return name
+
+
+def _options_of(spec: RewardSpec, options: Options | None) -> Mapping[str, Any]:
+    """The options of one reward; a composite one gets those of all as well."""
+    chosen = (options or {}).get(spec.name) or {}
+    if spec.composite:
+        return {**chosen, "options": {**(options or {}), **chosen.get("options", {})}}
+    return chosen
+
+
+def _check_options(spec: RewardSpec, options: Mapping[str, Any]) -> None:
+    """Whether the reward takes these options; what a function reads of a request is none.
+
+    Raises:
+        ValueError: It does not; the message has the nearest name.
+    """
+    parameters = inspect.signature(load(spec.name)).parameters.values()
+    known = [entry.name for entry in parameters if spec.kind == "scorer" or entry.kind is entry.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"unknown option {name!r} of the {spec.name} reward. {hint}Known: {', '.join(known)}.")
 
 
 def _check_label(rm_type: str, request: RewardRequest, index: int) -> None:
@@ -134,6 +193,7 @@ def _scorer(name: str, options: Mapping[str, Any]) -> Callable[[Sequence[RewardR
     with _scorers_lock:
         if key not in _scorers:
             spec = get_spec(name)[0]
+            _check_options(spec, options)
             try:
                 scorer = load(name)(**options)
             except ModuleNotFoundError as error:

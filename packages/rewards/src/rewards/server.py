@@ -11,9 +11,8 @@ from fastapi import Body, FastAPI, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rewards.registry import get_spec
-from rewards.request import LabelError, RewardRequest, RewardServiceError, Score, UnknownRewardError
-from rewards.scoring import score
+from rewards.request import LabelError, RewardError, RewardRequest, RewardServiceError, Score, UnknownRewardError
+from rewards.scoring import prepare, score
 from rewards.wire import from_wire
 
 
@@ -77,8 +76,9 @@ def create_app(
 
     Raises:
         UnknownRewardError: No such reward.
+        ValueError: Its options are wrong.
     """
-    get_spec(rm_type)
+    prepare(rm_type, options=options)
     app = FastAPI(title=f"Reward service: {rm_type}", version="1", docs_url="/docs")
     app.add_middleware(BodyLimit, max_bytes=int(max_body_mb * 1_000_000))
     limiter: list[anyio.CapacityLimiter] = []
@@ -127,6 +127,8 @@ def _score(items: list[ScoreRequest], rm_type: str, options: Mapping[str, Mappin
         raise HTTPException(422, str(error)) from error
     except RewardServiceError as error:
         raise HTTPException(502, str(error)) from error
+    except RewardError as error:
+        raise HTTPException(500, str(error)) from error
 
 
 def _request(item: ScoreRequest, index: int, rm_type: str) -> RewardRequest:

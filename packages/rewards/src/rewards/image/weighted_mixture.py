@@ -24,7 +24,7 @@ class WeightedMixtureScorer:
         self, weights: str | Mapping[str, float] = "", options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
         self._weights = parse_weights(weights)
-        self._options = {name: dict((options or {}).get(name) or {}) for name in self._weights}
+        self._options = options or {}
 
     def __call__(self, requests: Sequence[RewardRequest]) -> list[Score]:
         """One mapping a request.

@@ -33,7 +33,9 @@ def grade(response: str, label: Any) -> float:
         LabelError: The label is neither a string or number nor a list of them.
     """
     references = label if isinstance(label, list | tuple) else [label]
-    if not references or not all(isinstance(entry, str | int | float) for entry in references):
+    if not references or any(
+        isinstance(entry, bool) or not isinstance(entry, str | int | float) for entry in references
+    ):
         raise LabelError(f"label {label!r:.200} is no string, number or list of them")
     return max(_f1(response[:_MAX_CHARACTERS], str(entry)) for entry in references)
 
