@@ -54,7 +54,9 @@ class RolloutPass:
                 result.loss.backward()
             for key, value in result.metrics.items():
                 self.metrics.add_part(key, value)
-        if not frozen:
+        if frozen:
+            trainer.model.reshard()  # a backward pass would have done that
+        else:
             trainer.optimizer_step(self.metrics, f"optimizer step {index} of rollout {self.rollout_id}")
 
     def _loss(self, rows: list[Any], global_pairs: int, *, first: bool) -> LossOutput:
