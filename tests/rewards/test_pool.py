@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,96 +48,108 @@ def _cluster() -> Iterator[None]:
     # Under `uv run`, Ray would start each worker by `uv run` in a copy of the working directory.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV", False)
-        ray.init(include_dashboard=False, num_cpus=2, resources={"slot": 2}, log_to_driver=False)
+        ray.init(include_dashboard=False, num_cpus=4, resources={"slot": 2}, log_to_driver=False)
         yield
         ray.shutdown()
 
 
-@pytest.fixture
-def make_pool() -> Iterator[Any]:
-    pools: list[Any] = []
-
-    def make(*arguments: Any, **options: Any) -> Any:
-        pools.append(pool_module.RewardPool(*arguments, **{"num_cpus_per_worker": 0.5, **options}))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.shutdown()
+@pytest.fixture(scope="module")
+def math_pool(_cluster: None) -> Iterator[Any]:
+    pool = pool_module.RewardPool("math", num_workers=2, batch_size=8, num_cpus_per_worker=0.5)
+    yield pool
+    pool.shutdown()
 
 
-def deadly(tmp_path: Path, fuses: int) -> dict[str, Any]:
-    for index in range(fuses):
-        (tmp_path / str(index)).touch()
-    file = tmp_path.with_suffix(".yaml")
-    file.write_text(f"actor_class: {DeadlyActor.__module__}.DeadlyActor\nactor_kwargs: {{fuses: {tmp_path}}}\n")
-    return {"custom_api": {"config": str(file)}}
+@pytest.fixture(scope="module")
+def fuses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuses")
 
 
-def test_a_pool_scores_as_one_process_does(make_pool: Any) -> None:
+@pytest.fixture(scope="module")
+def deadly_pool(_cluster: None, fuses: Path) -> Iterator[Any]:
+    """Two workers, batches of two: a request "deadly" ends as many workers as there are fuses."""
+    config = fuses.with_suffix(".yaml")
+    config.write_text(f"actor_class: {DeadlyActor.__module__}.DeadlyActor\nactor_kwargs: {{fuses: {fuses}}}\n")
+    options = {"custom_api": {"config": str(config)}}
+    pool = pool_module.RewardPool("custom_api", num_workers=2, batch_size=2, num_cpus_per_worker=0.5, options=options)
+    yield pool
+    pool.shutdown()
+
+
+def light(fuses: Path, count: int) -> None:
+    for index in range(count):
+        (fuses / str(index)).touch()
+
+
+def test_a_pool_scores_as_one_process_does(math_pool: Any) -> None:
     requests = [RewardRequest(str(i % 7), "5") for i in range(50)]
     requests += [RewardRequest("cat", "the cat", metadata={"rm_type": "f1"})]
     requests += [RewardRequest(image=random_image(i), metadata={"rm_type": "jpeg_compressibility"}) for i in range(3)]
-    pool = make_pool("math", num_workers=2, batch_size=8)
     expected = score(requests, "math")
-    assert pool.score(requests) == expected
-    assert asyncio.run(pool.score_async(requests[:9])) == expected[:9]
+    before = math_pool.metrics()
+    assert math_pool.score(requests) == expected
+    assert asyncio.run(math_pool.score_async(requests[:9])) == expected[:9]
     with ThreadPoolExecutor(4) as executor:
-        assert list(executor.map(lambda _: pool.score(requests), range(4))) == [expected] * 4
-    metrics = pool.metrics()
+        assert list(executor.map(lambda _: math_pool.score(requests), range(4))) == [expected] * 4
+    metrics = math_pool.metrics()
     assert metrics["reward_pool/math/queue_depth"] == 0
-    assert metrics["reward_pool/math/samples"] == 5 * 54 + 9
-    assert metrics["reward_pool/math/batches"] == 5 * 7 + 2
-    assert metrics["reward_pool/math/worker_restarts"] == 0
-    assert pool.score([]) == []
+    assert metrics["reward_pool/math/samples"] == before["reward_pool/math/samples"] + 5 * 54 + 9
+    assert metrics["reward_pool/math/batches"] == before["reward_pool/math/batches"] + 5 * 7 + 2
+    assert metrics["reward_pool/math/worker_restarts"] == before["reward_pool/math/worker_restarts"]
+    assert math_pool.score([]) == []
 
 
-def test_batches_go_round_and_queues_are_counted(make_pool: Any, tmp_path: Path) -> None:
-    pool = make_pool("custom_api", num_workers=2, batch_size=1, options=deadly(tmp_path, 0))
-    ray.get([actor.process_id.remote() for actor in pool.actors()])
+def test_errors_of_rewards_come_out_as_they_are(math_pool: Any) -> None:
+    requests = [RewardRequest("5", "5") for _ in range(20)]
+    requests[14] = RewardRequest("5", None)
+    with pytest.raises(LabelError, match="sample 14 has label None"):
+        math_pool.score(requests)
+    assert math_pool.metrics()["reward_pool/math/queue_depth"] == 0
+    assert math_pool.score(requests[:14]) == [1.0] * 14
+
+
+def test_batches_go_round_and_queues_are_counted(deadly_pool: Any) -> None:
+    ray.get([actor.process_id.remote() for actor in deadly_pool.actors()])
     with ThreadPoolExecutor(1) as executor:
-        running = executor.submit(pool.score, [RewardRequest(prompt=str(i)) for i in range(40)])
+        running = executor.submit(deadly_pool.score, [RewardRequest(prompt=str(i)) for i in range(80)])
         deepest = 0.0
         while not running.done():
             time.sleep(0.005)
-            metrics = pool.metrics()
-            deepest = max(deepest, metrics["reward_pool/custom_api/queue_depth_max"])
-        assert running.result() == [1.0] * 40
-    assert 1 <= deepest <= 20  # 40 batches of one over two workers
+            deepest = max(deepest, deadly_pool.metrics()["reward_pool/custom_api/queue_depth_max"])
+        assert running.result() == [1.0] * 80
+    assert 1 <= deepest <= 20  # 40 batches of two over two workers
 
 
-def test_errors_of_rewards_come_out_as_they_are(make_pool: Any) -> None:
-    pool = make_pool("math", num_workers=1, batch_size=2)
-    requests = [RewardRequest("5", "5") for _ in range(6)]
-    requests[4] = RewardRequest("5", None)
-    with pytest.raises(LabelError, match="sample 4 has label None"):
-        pool.score(requests)
-    assert pool.metrics()["reward_pool/math/queue_depth"] == 0
-    assert pool.score(requests[:4]) == [1.0] * 4
-
-
-def test_a_worker_that_dies_is_replaced_and_its_batch_tried_once_more(make_pool: Any, tmp_path: Path) -> None:
-    pool = make_pool("custom_api", num_workers=2, batch_size=2, options=deadly(tmp_path, 1))
+def test_a_worker_that_dies_is_replaced_and_its_batch_tried_once_more(deadly_pool: Any, fuses: Path) -> None:
+    light(fuses, 1)
+    before = deadly_pool.metrics()["reward_pool/custom_api/worker_restarts"]
     requests = [RewardRequest(prompt="deadly" if i == 3 else "fine") for i in range(10)]
-    assert pool.score(requests) == [1.0] * 10
-    assert pool.metrics()["reward_pool/custom_api/worker_restarts"] == 1
+    assert deadly_pool.score(requests) == [1.0] * 10
+    assert deadly_pool.metrics()["reward_pool/custom_api/worker_restarts"] == before + 1
 
 
-def test_a_batch_that_kills_two_workers_names_its_samples(make_pool: Any, tmp_path: Path) -> None:
-    pool = make_pool("custom_api", num_workers=1, batch_size=2, options=deadly(tmp_path, 2))
+def test_a_worker_that_is_killed_is_replaced(math_pool: Any) -> None:
+    first = math_pool.actors()[0]
+    os.kill(ray.get(first.process_id.remote()), signal.SIGKILL)
+    assert math_pool.score([RewardRequest("5", "5")] * 32) == [1.0] * 32
+    assert math_pool.actors()[0] is not first
+
+
+def test_a_batch_that_kills_two_workers_names_its_samples(deadly_pool: Any, fuses: Path) -> None:
+    light(fuses, 2)
     requests = [RewardRequest(prompt="deadly" if i == 1 else "fine", sample_id=f"s{i}") for i in range(4)]
     with pytest.raises(RewardError, match="lost two workers to samples s0, s1"):
-        pool.score(requests)
-    assert pool.score(requests) == [1.0] * 4  # the fuses are burnt, and the pool has a worker again
+        deadly_pool.score(requests)
+    assert deadly_pool.score(requests) == [1.0] * 4  # the fuses are burnt, and the pool has all its workers again
 
 
-def test_colocated_pools_share_the_bundles(make_pool: Any) -> None:
+def test_colocated_pools_share_the_bundles() -> None:
     group = ray.util.placement_group([{"CPU": 0.5, "slot": 1}] * 2)
     ray.get(group.ready())
     ledger = pool_module.SlotLedger(group.bundle_count)
     shares = {"num_cpus_per_worker": 0.1, "resources_per_worker": {"slot": 0.2}}
-    first = make_pool("math", num_workers=1, placement_group=group, ledger=ledger, **shares)
-    second = make_pool("f1", num_workers=1, placement_group=group, ledger=ledger, **shares)
+    first = pool_module.RewardPool("math", num_workers=1, placement_group=group, ledger=ledger, **shares)
+    second = pool_module.RewardPool("f1", num_workers=1, placement_group=group, ledger=ledger, **shares)
     assert first.score([RewardRequest("5", "5")]) == [1.0]
     assert second.score([RewardRequest("cat", "cat")]) == [1.0]
     with pytest.raises(ValueError, match=r"ocr wants 1 colocated workers and 0 bundles are free.*--ocr-num-workers"):
