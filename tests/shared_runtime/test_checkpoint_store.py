@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from shared_runtime.checkpoint.saver import Saver
 from shared_runtime.checkpoint.sentinel import SaveSentinel
 from shared_runtime.checkpoint.store import DRIVER_STATE, TRACKER, CheckpointError, CheckpointStore
+from shared_runtime.placement.groups import InProcessGroup
 
 FILES = 3
 
@@ -217,3 +219,41 @@ def test_driver_state_is_json(tmp_path: Path) -> None:
     latest = store.latest()
     assert latest is not None
     assert store.read_driver_state(latest) == json.loads((latest / DRIVER_STATE).read_text()) == state
+
+
+class Ranks:
+    """A trainer, and a domain, of which the disk may be full."""
+
+    full = False
+
+    def save(self, directory: Path) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        (directory / "part").write_text("x")
+
+    def load(self, directory: Path) -> None:
+        assert (directory / "part").read_text() == "x"
+
+
+def test_the_saver_answers_a_request_only_when_the_checkpoint_is_there(tmp_path: Path) -> None:
+    ranks, file = Ranks(), tmp_path / "save_now"
+    trainers, store = InProcessGroup(ranks), CheckpointStore(tmp_path / "own")
+    saver = Saver(store, interval=2, sentinel=file)
+    assert [saver.due(n, last=n == 5) for n in range(1, 6)] == [False, True, False, True, True]
+    file.touch()
+    assert saver.due(1, last=False)
+    ranks.full = True
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        saver.save(1, trainers, ranks, {"rollouts": 1})
+    assert file.exists()
+    assert saver.resume(trainers, ranks) is None
+    ranks.full = False
+    assert saver.due(1, last=False)
+    assert saver.save(1, trainers, ranks, {"rollouts": 1}) == tmp_path / "own" / "iter_0000001"
+    assert not file.exists()
+    assert saver.resume(trainers, ranks) == {"rollouts": 1}
+    # Another run starts from it, and says so when there is nothing to start from.
+    other = CheckpointStore(tmp_path / "other")
+    assert Saver(other, interval=None, load=store.root).resume(trainers, ranks) == {"rollouts": 1}
+    with pytest.raises(CheckpointError, match=r"--load .*nowhere holds no checkpoint"):
+        Saver(other, interval=None, load=tmp_path / "nowhere").resume(trainers, ranks)

@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared_runtime.placement.cluster import ClusterError, check_capacity
+from shared_runtime.placement.cluster import ClusterError, check_capacity, ray_cluster
 from shared_runtime.placement.layout import Pool, lay_out
 from shared_runtime.placement.processes import last_lines
+from shared_runtime.placement.ray_group import RayWorkerGroup
 
 DRIVER = Path(__file__).with_name("placement_driver.py")
 
@@ -138,3 +139,45 @@ def test_a_lost_peer_is_not_the_reason(text: str) -> None:
     assert classify(raised(RuntimeError(text))) is Kind.SECONDARY
     assert classify(raised(RuntimeError("CUDA out of memory"))) is Kind.RAISED
     assert classify(raised(ValueError("the store is closed"))) is Kind.RAISED
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_existing_cluster_is_used_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import ray, sys\n"
+        "ray.init(address='local', num_cpus=2, num_gpus=0, include_dashboard=False, _node_ip_address='127.0.0.1')\n"
+        "print('address', ray.get_runtime_context().gcs_address, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    (tmp_path / "my_hook.py").write_text("class Hook:\n    def name(self):\n        return __name__\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"RAY_AUTH_MODE": "disabled"},  # on the loopback interface only
+    )
+    assert owner.stdout is not None
+    try:
+        address = next(line.split()[1] for line in owner.stdout if line.startswith("address"))
+        with (
+            pytest.raises(ClusterError, match=r"needs 3 CPU \(3 by node\), the cluster has 2"),
+            ray_cluster(lay_out([Pool((3,), {"actor": 1})]), address=address),
+        ):
+            pass
+        import my_hook
+
+        with ray_cluster(lay_out([Pool((1,), {"actor": 1})]), address=address) as cluster:
+            assert not cluster.local
+            # Hooks beside the user's script are found in the workers.
+            group = RayWorkerGroup(my_hook.Hook, [{}], cluster=cluster, role="actor", collective=True)
+            assert group.call("name") == ["my_hook"]
+            group.shutdown()
+        assert owner.poll() is None
+        with ray_cluster(lay_out([Pool((2,), {"actor": 1})]), address=address) as cluster:
+            assert len(cluster.slots("actor")) == 2
+    finally:
+        owner.communicate(timeout=30)

@@ -151,7 +151,10 @@ def ray_cluster(
             try:
                 ray.init(address=address, runtime_env={"env_vars": env}, **common)
             except ConnectionError as error:
-                raise ClusterError(f"--ray-address {address}: no Ray cluster answers there ({error})") from error
+                raise ClusterError(
+                    f"--ray-address {address}: no Ray cluster lets us in there ({error}). A cluster that wants a token "
+                    "needs RAY_AUTH_MODE=token in the environment, and the token in ~/.ray/auth_token"
+                ) from error
         # Ray has put its own handler in place: it exits with a code that says nothing.
         stack.enter_context(sigterm_as_exit())
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -274,7 +277,8 @@ def _plain_ray(log_to_driver: bool) -> Iterator[None]:
     for module, name, value in wanted:
         setattr(module, name, value)
     try:
-        with _environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
+        # Ray protects a local cluster with a token, and says so to later clusters through the environment.
+        with _environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}, restore=("RAY_AUTH_MODE",)):
             yield
     finally:
         for module, name, value in before:
@@ -282,8 +286,9 @@ def _plain_ray(log_to_driver: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
+def _environment(values: Mapping[str, str], restore: Sequence[str] = ()) -> Iterator[None]:
+    """Set environment variables for the length of the block; those of `restore` may be changed by others in it."""
+    before = {name: os.environ.get(name) for name in (*values, *restore)}
     os.environ.update(values)
     try:
         yield
