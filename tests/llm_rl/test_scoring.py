@@ -40,7 +40,7 @@ def test_built_in_rewards_mixed_and_in_order() -> None:
 
 
 def test_one_batch_for_all_that_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    import llm_rl.scoring as module
+    import rewards.each as module
 
     sizes: list[tuple[int, bool]] = []
     real = module.score
@@ -65,7 +65,7 @@ def test_a_sample_that_cannot_be_scored_fails_alone() -> None:
 
 def service(monkeypatch: pytest.MonkeyPatch, bad: set[int]) -> list[int]:
     """A reward service that fails on some samples, as the client reports it."""
-    import llm_rl.scoring as module
+    import rewards.each as module
 
     calls: list[int] = []
 

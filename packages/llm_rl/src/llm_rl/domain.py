@@ -65,13 +65,7 @@ class LlmDomain:
             scorer=self.scorer,
             sampling=sampling,
             settings=_rollout_settings(config),
-            hooks=RolloutHooks(
-                rollout_function=hooks.get("--rollout-function-path"),
-                generate_function=hooks.get("--custom-generate-function-path"),
-                dynamic_filter=hooks.get("--dynamic-sampling-filter-path"),
-                sample_filter=hooks.get("--rollout-sample-filter-path"),
-                all_samples=hooks.get("--rollout-all-samples-process-path"),
-            ),
+            hooks=RolloutHooks.of(hooks),
         )
         evaluation = config.evaluation
         self.evaluator = Evaluator(

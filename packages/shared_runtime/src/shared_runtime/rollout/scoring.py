@@ -1,0 +1,76 @@
+"""The reward of a sample: a batch function of the domain, or the user's function in any of its forms."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from shared_runtime.hooks import HookSpec, is_async
+from shared_runtime.rollout.threads import ThreadBatcher, call_each
+from shared_runtime.sample import BaseSample
+
+SAMPLE_REWARD_HOOK = HookSpec(("args", "sample"), is_async=None)
+GROUP_REWARD_HOOK = HookSpec(("args", "samples"), is_async=None)
+
+S = TypeVar("S", bound=BaseSample)
+Reward = float | dict[str, Any]
+
+
+class SampleScorer(Generic[S]):
+    """Scores samples, or with `group_rm` groups.
+
+    Everything blocking runs in a thread, one hop for all samples that are ready: built-in rewards on up to
+    `max_workers` batches at once, a user's ordinary function on one at a time, so it need not be thread-safe. A user's
+    `async def` runs on the event loop.
+
+    Attributes:
+        score: The reward of one sample, or `None` with `group_rm`.
+        score_group: The rewards of a group, or `None` without it.
+    """
+
+    def __init__(
+        self,
+        *,
+        built_in: Callable[[list[S]], list[Reward | BaseException]],
+        custom: Callable[..., Any] | None = None,
+        group_rm: bool = False,
+        args: Any = None,
+        max_workers: int = 2,
+    ) -> None:
+        """Set up.
+
+        Args:
+            built_in: Scores a batch; a sample that can't be scored gets what was raised.
+            custom: The user's function instead: `(args, sample)`, or `(args, samples)` with `group_rm`.
+            group_rm: Call `custom` once a group.
+            args: Passed to `custom`.
+            max_workers: Batches that `built_in` works on at once.
+        """
+        self.score: Callable[[S], Any] | None = None
+        self.score_group: Callable[[list[S]], Any] | None = None
+        self._batcher: ThreadBatcher[Any, Any] | None = None
+        if custom is None:
+            self._batcher = ThreadBatcher(built_in, max_workers)
+            self.score = self._batcher.submit
+        else:
+            call = self._custom(custom, args)
+            self.score, self.score_group = (None, call) if group_rm else (call, None)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._batcher is not None:
+            self._batcher.close()
+
+    def _custom(self, custom: Callable[..., Any], args: Any) -> Callable[[Any], Any]:
+        if is_async(custom):
+            return lambda item: custom(args, item)
+
+        def call(item: Any) -> Any:
+            result = custom(args, item)
+            if inspect.isawaitable(result):
+                raise TypeError("--custom-rm-path returned an awaitable from an ordinary function; make it async def")
+            return result
+
+        self._batcher = ThreadBatcher(lambda items: call_each(call, items), max_workers=1)
+        return self._batcher.submit
