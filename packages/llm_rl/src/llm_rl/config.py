@@ -13,6 +13,7 @@ from shared_runtime.config import (
     CheckpointConfig,
     ClusterConfig,
     DataConfig,
+    DebugConfig,
     FsdpConfig,
     OptimizerConfig,
     Problems,
@@ -193,20 +194,6 @@ class HooksConfig:
 
 
 @dataclass(frozen=True)
-class DebugConfig:
-    """Cutting a run into halves."""
-
-    debug_rollout_only: bool = False
-    """Generate and score; no trainer is started."""
-    debug_train_only: bool = False
-    """Train on recorded rollouts; no engine is started."""
-    save_debug_rollout_data: str | None = None
-    """Write every rollout to this path, which must contain {rollout_id}."""
-    load_debug_rollout_data: str | None = None
-    """Train from these recordings; implies --debug-train-only."""
-
-
-@dataclass(frozen=True)
 class TrainConfig:
     """A whole run."""
 
@@ -249,7 +236,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     _check_sampling(config, problems)
     _check_reward(config, problems)
     _check_algorithm(config, problems)
-    _check_debug(config, problems)
+    config.debug.check(problems)
     problems.raise_if_any()
     return config
 
@@ -347,16 +334,3 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     custom = config.hooks.custom_loss_function_path
     if (algorithm.loss_type == "custom_loss") != (custom is not None):
         problems.add("--loss-type custom_loss and --custom-loss-function-path go together")
-
-
-def _check_debug(config: TrainConfig, problems: Problems) -> None:
-    debug = config.debug
-    train_only = debug.debug_train_only or debug.load_debug_rollout_data is not None
-    if debug.debug_rollout_only and train_only:
-        problems.add("--debug-rollout-only and --debug-train-only exclude each other")
-    if debug.debug_train_only and debug.load_debug_rollout_data is None:
-        problems.add("--debug-train-only needs --load-debug-rollout-data")
-    for name in ("save_debug_rollout_data", "load_debug_rollout_data"):
-        template = getattr(debug, name)
-        if template is not None and "{rollout_id}" not in template:
-            problems.add(f"--{name.replace('_', '-')} must contain {{rollout_id}}, got {template}")

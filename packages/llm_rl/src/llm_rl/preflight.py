@@ -16,12 +16,12 @@ from llm_rl.models.memory import count_parameters, run_bytes
 from llm_rl.prompts import PromptEncoder, check_prompts
 from llm_rl.scoring import GROUP_REWARD_HOOK, SAMPLE_REWARD_HOOK, row_check
 from llm_rl.train_data import CONVERT_HOOK, REWARD_POST_PROCESS_HOOK
-from llm_rl.workers import layout_of, rolls_out, trains
-from shared_runtime.config import ConfigError, Problems
+from shared_runtime.config import ConfigError, Problems, with_num_rollout
 from shared_runtime.config.problems import flag
 from shared_runtime.data.prompts import PromptDataset
 from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
 from shared_runtime.placement.layout import ROLLOUT
+from shared_runtime.workers import layout_of
 
 LLM_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
     "--custom-generate-function-path": GENERATE_HOOK,
@@ -55,41 +55,38 @@ def preflight(config: TrainConfig) -> Prepared:
         ConfigError: With everything that is wrong.
     """
     problems = Problems()
-    hooks = _collect(problems, lambda: _load_hooks(config)) or {}
+    hooks = problems.collect(lambda: _load_hooks(config)) or {}
     _check_paths(config, problems)
-    _collect(problems, lambda: layout_of(config))
+    problems.collect(lambda: layout_of(config.cluster, config.debug))
     path = config.data.prompt_data
-    dataset = _collect(problems, partial(_load_prompts, config, path)) if path else None
-    eval_sets = {
-        name: _collect(problems, partial(_load_prompts, config, path))
-        for name, path in config.evaluation.sets().items()
+    dataset = problems.collect(partial(_load_prompts, config, path)) if path else None
+    loaded = {
+        name: problems.collect(partial(_load_prompts, config, path)) for name, path in config.evaluation.sets().items()
     }
     problems.raise_if_any()
+    eval_sets = {name: prompts for name, prompts in loaded.items() if prompts is not None}
     tokenizer, max_context = _load_tokenizer(config)
-    encoder = _collect(
-        problems, lambda: PromptEncoder(tokenizer, apply_chat_template=config.sampling.apply_chat_template)
+    encoder = problems.collect(
+        lambda: PromptEncoder(tokenizer, apply_chat_template=config.sampling.apply_chat_template)
     )
     problems.raise_if_any()
     assert encoder is not None
     if dataset is not None:
-        longest = _collect(problems, partial(_check_prompts, config, dataset, encoder, max_context))
+        longest = problems.collect(partial(_check_prompts, config, dataset, encoder, max_context))
         _check_token_budget(config, longest or 0, problems)
     for prompts in eval_sets.values():
-        _collect(problems, partial(_check_prompts, config, prompts, encoder, max_context))
+        problems.collect(partial(_check_prompts, config, prompts, encoder, max_context))
     _check_memory(config, problems)
     problems.raise_if_any()
-    return Prepared(_with_num_rollout(config, dataset), tokenizer, encoder, max_context, dataset, eval_sets, hooks)
-
-
-def _collect(problems: Problems, action: Any) -> Any:
-    """The action's result; what it finds wrong goes to the other problems."""
-    try:
-        return action()
-    except (ValueError, ImportError) as error:
-        found = error.problems if isinstance(error, ConfigError) else str(error).splitlines()
-        for line in found:
-            problems.add(line)
-        return None
+    return Prepared(
+        dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset)),
+        tokenizer,
+        encoder,
+        max_context,
+        dataset,
+        eval_sets,
+        hooks,
+    )
 
 
 def _load_hooks(config: TrainConfig) -> dict[str, Any]:
@@ -159,13 +156,13 @@ def _check_memory(config: TrainConfig, problems: Problems) -> None:
     parameters = count_parameters(Path(config.model.hf_checkpoint or "."))
     if parameters is None or torch.cuda.is_available() or config.cluster.ray_address is not None:
         return
-    roles = layout_of(config).roles
+    roles = layout_of(config.cluster, config.debug).roles
     needed = run_bytes(
         parameters,
         train_dtype=config.fsdp.train_dtype,
         rollout_dtype=config.model.rollout_dtype or config.fsdp.train_dtype,
         num_engines=len(roles[ROLLOUT].workers) if ROLLOUT in roles else 0,
-        num_trainers=config.world_size if trains(config) else 0,
+        num_trainers=config.world_size if config.debug.trains else 0,
         with_reference=config.algorithm.use_kl_loss or config.algorithm.kl_coef > 0,
         adam=config.optimizer.optimizer == "adam",
     )
@@ -176,18 +173,3 @@ def _check_memory(config: TrainConfig, problems: Problems) -> None:
             f"serving it needs at least {needed / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB are free. "
             "Take a smaller model, --optimizer sgd, or --train-dtype bf16 for the engine's half"
         )
-
-
-def _with_num_rollout(config: TrainConfig, dataset: PromptDataset | None) -> TrainConfig:
-    """Fill in the length of the run: one pass over the prompts unless told otherwise."""
-    batch = config.batch
-    if batch.num_rollout is not None:
-        return config
-    if dataset is None:
-        raise ConfigError(["--num-rollout is missing: a custom data source does not say how long a run is"])
-    assert batch.rollout_batch_size is not None
-    num_rollout = max(1, len(dataset) // batch.rollout_batch_size)
-    return dataclasses.replace(config, batch=dataclasses.replace(batch, num_rollout=num_rollout))
-
-
-__all__ = ["LLM_HOOKS", "Prepared", "preflight", "rolls_out"]

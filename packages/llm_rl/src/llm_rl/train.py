@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from llm_rl.config import TrainConfig, resolve
 from llm_rl.domain import LlmDomain
-from llm_rl.preflight import Prepared, preflight
-from llm_rl.workers import Workers, in_process_workers, ray_workers, trainer_settings
-from shared_runtime.checkpoint.saver import Saver
-from shared_runtime.checkpoint.store import CheckpointStore
-from shared_runtime.config import ConfigError, to_dict
-from shared_runtime.loop import LoopResult, LoopSettings, TrainLoop
-from shared_runtime.placement.cluster import ClusterError
-from shared_runtime.placement.groups import WorkerGroup
-from shared_runtime.tracking.build import build_tracker
-from shared_runtime.tracking.run_dir import RunDirectory, open_run_directory
-from shared_runtime.tracking.run_lock import RunDirectoryError
+from llm_rl.preflight import preflight
+from llm_rl.workers import open_workers, trainer_settings
+from shared_runtime import run as runs
+from shared_runtime.run import RunParts, TrainResult
 
-MAY_CHANGE_ON_RESUME = ("tracking", "run.runs_dir", "run.run_name", "cluster.ray_address", "checkpoint")
-"""Settings that don't change what a run computes, so the same run may go on with others."""
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Where a run is and how it went; `hf` is the exported model."""
-
-    directory: Path
-    loop: LoopResult
-    hf: Path | None
-
-    @property
-    def metrics_path(self) -> Path:
-        """One object a line."""
-        return self.directory / "metrics.jsonl"
+__all__ = ["TrainResult", "run_from_command_line", "train"]
 
 
 def train(config: TrainConfig, *, recipe: str = "llm-rl") -> TrainResult:
@@ -54,133 +27,22 @@ def train(config: TrainConfig, *, recipe: str = "llm-rl") -> TrainResult:
     """
     prepared = preflight(resolve(config))
     config = prepared.config
-    ignore = [*MAY_CHANGE_ON_RESUME]
-    if config.optimizer.lr_decay_style == "constant" or config.optimizer.lr_decay_iters is not None:
-        ignore.append("batch.num_rollout")
-    with open_run_directory(
-        config.run.runs_dir,
-        recipe,
-        to_dict(config),
-        config.run.run_name,
-        ignore=ignore,
-        num_rollout=config.batch.num_rollout,
-    ) as directory:
-        return _train_in(directory, prepared)
-
-
-def _train_in(directory: RunDirectory, prepared: Prepared) -> TrainResult:
-    config = prepared.config
-    with contextlib.ExitStack() as stack:
-        tracking = config.tracking
-        assert config.batch.num_rollout is not None
-        tracker = stack.enter_context(
-            build_tracker(
-                directory,
-                config.batch.num_rollout,
-                config=to_dict(config),
-                log_interval=tracking.log_interval,
-                progress=tracking.progress,
-                use_wandb=tracking.use_wandb,
-                wandb_project=tracking.wandb_project,
-                wandb_group=tracking.wandb_group,
-                wandb_mode=tracking.wandb_mode,
-                use_tensorboard=tracking.use_tensorboard,
-                tensorboard_dir=tracking.tensorboard_dir,
-            )
-        )
-        workers = stack.enter_context(_workers(prepared, directory.path / "logs"))
-        domain = LlmDomain(prepared, workers.engines, dp_size=config.world_size)
-        stack.callback(domain.close)
-        store = CheckpointStore(
-            config.checkpoint.save or directory.checkpoints_path, keep_last=config.checkpoint.save_keep_last
-        )
-        saver = Saver(
-            store,
-            interval=config.checkpoint.save_interval,
-            sentinel=config.checkpoint.save_trigger_sentinel,
-            load=config.checkpoint.load,
-        )
-        loop = TrainLoop(domain, workers.trainers, workers.engines, tracker, saver, _loop_settings(config))
-        result = loop.run()
-        hf = _export(workers.trainers, config, directory.path)
-        directory.update(result.rollouts)
-    directory.finish()
-    return TrainResult(directory.path, result, hf)
-
-
-def _workers(prepared: Prepared, logs: Path) -> contextlib.AbstractContextManager[Workers]:
-    config = prepared.config
     steps = (config.batch.num_rollout or 1) * (config.batch.num_steps_per_rollout or 1)
     settings = trainer_settings(config, prepared.hooks, steps)
-    if config.run.in_process:
-        return in_process_workers(config, settings)
-    return ray_workers(config, settings, logs)
-
-
-def _loop_settings(config: TrainConfig) -> LoopSettings:
-    cluster, evaluation = config.cluster, config.evaluation
-    sets = list(evaluation.sets())
-    assert config.batch.num_rollout is not None
-    return LoopSettings(
-        num_rollout=config.batch.num_rollout,
-        eval_interval=evaluation.eval_interval,
-        eval_key=f"eval/{sets[0]}" if sets else None,
-        eval_target=evaluation.eval_target,
-        offload_train=cluster.colocate if cluster.offload_train is None else cluster.offload_train,
-        offload_rollout=cluster.colocate if cluster.offload_rollout is None else cluster.offload_rollout,
-        buffer_size=config.model.update_weight_buffer_size,
-        check_equal=config.model.check_weight_update_equal,
+    parts = RunParts(
+        workers=lambda logs: open_workers(config, settings, logs),
+        domain=lambda engines: LlmDomain(prepared, engines, dp_size=config.world_size),
     )
-
-
-def _export(trainers: WorkerGroup | None, config: TrainConfig, directory: Path) -> Path | None:
-    """Write the trained model as a Hugging Face directory; a crash leaves no half of one behind."""
-    if trainers is None or config.checkpoint.save_hf is None:
-        return None
-    target = directory / config.checkpoint.save_hf
-    staging = target.with_name(target.name + ".tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    trainers.call("wake_up")
-    trainers.call("save_hf", staging)
-    shutil.rmtree(target, ignore_errors=True)
-    staging.rename(target)
-    return target
+    return runs.run(config, parts, recipe=recipe)
 
 
 def run_from_command_line(
     config: TrainConfig, *, recipe: str, dry_run: bool = False, prepare: Callable[[], None] | None = None
 ) -> None:
     """Prepare, check, train, and say where the results are. Ends the process with a message where that can't work."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # weights load in a moment, and the run has its own display
-    try:
-        if prepare is not None:
-            prepare()
-        if dry_run:
-            preflight(resolve(config))
-            print("everything checked, nothing started")
-            return
-        result = train(config, recipe=recipe)
-    except (ConfigError, RunDirectoryError, ClusterError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
-        raise SystemExit(130) from None
-    print(summary(result))
-
-
-def summary(result: TrainResult) -> str:
-    """What a user wants to know at the end."""
-    lines = []
-    for key, after in result.loop.after.items():
-        if key.startswith("eval/") and "/" not in key.removeprefix("eval/"):
-            before = result.loop.before.get(key)
-            start = "" if before is None else f"{before:.1%} before, "
-            lines.append(f"{key.removeprefix('eval/')}: {start}{after:.1%} after {result.loop.rollouts} steps")
-    lines += [f"run      {result.directory}", f"metrics  {result.metrics_path}"]
-    lines.append(f"curve    {result.directory / 'reward.png'}")
-    if result.hf is not None:
-        lines.append(f"model    {result.hf}")
-    return "\n".join(lines)
+    runs.run_from_command_line(
+        check=lambda: preflight(resolve(config)),
+        train=lambda: train(config, recipe=recipe),
+        dry_run=dry_run,
+        prepare=prepare,
+    )

@@ -1,11 +1,12 @@
 """Typed configuration: frozen dataclasses whose field docstrings are the command line's help. Imports no torch."""
 
-from shared_runtime.config.batch import BatchConfig, resolve_batch
+from shared_runtime.config.batch import BatchConfig, resolve_batch, with_num_rollout
 from shared_runtime.config.files import flat_args, from_dict, load_config, save_config, to_dict
 from shared_runtime.config.groups import (
     CheckpointConfig,
     ClusterConfig,
     DataConfig,
+    DebugConfig,
     FsdpConfig,
     OptimizerConfig,
     RunConfig,
@@ -19,6 +20,7 @@ __all__ = [
     "ClusterConfig",
     "ConfigError",
     "DataConfig",
+    "DebugConfig",
     "FsdpConfig",
     "OptimizerConfig",
     "Problems",
@@ -30,4 +32,5 @@ __all__ = [
     "resolve_batch",
     "save_config",
     "to_dict",
+    "with_num_rollout",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sized
 from dataclasses import dataclass
 
-from shared_runtime.config.problems import Problems
+from shared_runtime.config.problems import ConfigError, Problems
 
 
 @dataclass(frozen=True)
@@ -113,3 +114,17 @@ def resolve_batch(batch: BatchConfig, problems: Problems) -> BatchConfig:
         num_steps_per_rollout=steps,
         over_sampling_batch_size=over,
     )
+
+
+def with_num_rollout(batch: BatchConfig, prompts: Sized | None) -> BatchConfig:
+    """Fill in the length of the run: one pass over the prompts unless told otherwise.
+
+    Raises:
+        ConfigError: Without prompts to count.
+    """
+    if batch.num_rollout is not None:
+        return batch
+    if prompts is None:
+        raise ConfigError(["--num-rollout is missing: a custom data source does not say how long a run is"])
+    assert batch.rollout_batch_size is not None
+    return dataclasses.replace(batch, num_rollout=max(1, len(prompts) // batch.rollout_batch_size))

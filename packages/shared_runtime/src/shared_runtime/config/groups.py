@@ -195,3 +195,39 @@ class TrackingConfig:
     def check(self, problems: Problems) -> None:
         """Note an interval that means nothing."""
         problems.positive(log_interval=self.log_interval)
+
+
+@dataclass(frozen=True)
+class DebugConfig:
+    """Cutting a run into halves."""
+
+    debug_rollout_only: bool = False
+    """Generate and score; no trainer is started."""
+    debug_train_only: bool = False
+    """Train on recorded rollouts; no engine is started."""
+    save_debug_rollout_data: str | None = None
+    """Write every rollout to this path, which must contain {rollout_id}."""
+    load_debug_rollout_data: str | None = None
+    """Train from these recordings; implies --debug-train-only."""
+
+    def check(self, problems: Problems) -> None:
+        """Note halves that exclude each other and paths that would be written over."""
+        train_only = self.debug_train_only or self.load_debug_rollout_data is not None
+        if self.debug_rollout_only and train_only:
+            problems.add("--debug-rollout-only and --debug-train-only exclude each other")
+        if self.debug_train_only and self.load_debug_rollout_data is None:
+            problems.add("--debug-train-only needs --load-debug-rollout-data")
+        for name in ("save_debug_rollout_data", "load_debug_rollout_data"):
+            template = getattr(self, name)
+            if template is not None and "{rollout_id}" not in template:
+                problems.add(f"--{name.replace('_', '-')} must contain {{rollout_id}}, got {template}")
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run has trainers."""
+        return not self.debug_rollout_only
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether the run has engines."""
+        return not (self.debug_train_only or self.load_debug_rollout_data)

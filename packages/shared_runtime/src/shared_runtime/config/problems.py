@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class ConfigError(ValueError):
@@ -31,6 +34,15 @@ class Problems:
         """Note `message` unless `condition` holds."""
         if not condition:
             self.add(message)
+
+    def collect(self, action: Callable[[], T]) -> T | None:
+        """The action's result; what it finds wrong is noted, and gives `None`."""
+        try:
+            return action()
+        except (ValueError, ImportError) as error:
+            for line in error.problems if isinstance(error, ConfigError) else str(error).splitlines():
+                self.add(line)
+            return None
 
     def positive(self, **values: float | None) -> None:
         """Each given value (unless `None`) must be above 0; keyword names are field names."""
