@@ -93,7 +93,7 @@ class RunParts:
     """
 
     workers: Callable[[Path], contextlib.AbstractContextManager[Workers]]
-    domain: Callable[[WorkerGroup | None], ClosableDomain]
+    domain: Callable[[WorkerGroup | None, Path], ClosableDomain]
     finish: Callable[[Path], None] | None = None
 
 
@@ -156,7 +156,7 @@ def _run_in(directory: RunDirectory, config: Config, parts: RunParts) -> TrainRe
             )
         )
         workers = stack.enter_context(parts.workers(directory.path / "logs"))
-        domain = parts.domain(workers.engines)
+        domain = parts.domain(workers.engines, directory.path)
         stack.callback(domain.close)
         store = CheckpointStore(
             config.checkpoint.save or directory.checkpoints_path, keep_last=config.checkpoint.save_keep_last

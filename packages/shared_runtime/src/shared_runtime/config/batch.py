@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sized
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shared_runtime.config.problems import ConfigError, Problems
 
@@ -38,7 +39,10 @@ class BatchConfig:
     """Give every data-parallel rank about the same number of tokens."""
 
 
-def resolve_batch(batch: BatchConfig, problems: Problems) -> BatchConfig:
+B = TypeVar("B", bound=BatchConfig)
+
+
+def resolve_batch(batch: B, problems: Problems) -> B:
     """Fill in the knob that was left out, or note what does not fit, with the numbers.
 
     With `global_batch_size` and `num_steps_per_rollout` both unset there is one optimizer step a rollout.
@@ -116,7 +120,7 @@ def resolve_batch(batch: BatchConfig, problems: Problems) -> BatchConfig:
     )
 
 
-def with_num_rollout(batch: BatchConfig, prompts: Sized | None) -> BatchConfig:
+def with_num_rollout(batch: B, prompts: Sized | None) -> B:
     """Fill in the length of the run: one pass over the prompts unless told otherwise.
 
     Raises:

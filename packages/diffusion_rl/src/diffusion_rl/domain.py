@@ -1,0 +1,195 @@
+"""The diffusion model's side of the training loop: rollout, evaluation, training rows, logs, pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from diffusion_rl.config import TrainConfig, hook_args
+from diffusion_rl.media import AFTER, BEFORE, save_images
+from diffusion_rl.preflight import Prepared
+from diffusion_rl.rollout import DiffusionRollout, Evaluator, GenerateState
+from diffusion_rl.sample import Sample, SamplingParams
+from diffusion_rl.scoring import RewardScorer
+from diffusion_rl.train_data import plan_pairs, rollout_advantages, samples_to_rows
+from shared_runtime.data.source import RolloutDataSource
+from shared_runtime.engines.client import BatchingClient
+from shared_runtime.placement.groups import WorkerGroup
+from shared_runtime.rollout.rollout import RolloutHooks, RolloutSettings
+from shared_runtime.rollout.types import RolloutResult
+from shared_runtime.tracking.log_hooks import LogHooks
+from shared_runtime.training.plan import StepPlan
+
+
+class DiffusionDomain:
+    """Implements `shared_runtime.domain.Domain` for a prepared run.
+
+    Args:
+        prepared: The checked configuration with its prompts and hooks.
+        engines: Rollout engines.
+        media: Directory of the pictures.
+    """
+
+    def __init__(self, prepared: Prepared, engines: WorkerGroup | None, media: Path) -> None:
+        config, hooks = prepared.config, prepared.hooks
+        self.config, self.media = config, media
+        self.args = hook_args(config)
+        self.log_hooks = LogHooks(
+            hooks.get("--custom-rollout-log-function-path"),
+            hooks.get("--custom-eval-rollout-log-function-path"),
+            self.args,
+        )
+        self.source = _data_source(prepared, self.args)
+        self.scorer = RewardScorer(rm_type=config.reward.rm_type, custom=hooks.get("--custom-rm-path"), args=self.args)
+        client: Any = None
+        if engines is not None:
+            client = BatchingClient(engines, cost=lambda request: request.num_outputs * request.params.num_steps)
+        self.state = GenerateState(
+            args=self.args,
+            client=client,
+            params=_sampling(config),
+            strategy=prepared.strategy,
+            strategy_path=config.sampling.diffusion_step_strategy_path or "",
+            microgroup_size=config.batch.rollout_microgroup_size,
+            rollout_seed=config.run.rollout_seed,
+        )
+        self.roll_out = DiffusionRollout(
+            source=self.source,
+            state=self.state,
+            scorer=self.scorer,
+            settings=_rollout_settings(config),
+            hooks=RolloutHooks.of(hooks),
+        )
+        evaluation = config.evaluation
+        self.evaluator = Evaluator(
+            sets=prepared.eval_sets,
+            state=self.state,
+            scorer=self.scorer,
+            num_steps=evaluation.diffusion_eval_num_steps or config.sampling.diffusion_num_steps,
+            n_samples_per_eval_prompt=evaluation.n_samples_per_eval_prompt,
+            on_reward_error=config.reward.on_reward_error,
+            reward_key=config.reward.reward_key,
+            eval_function=hooks.get("--eval-function-path"),
+        )
+
+    async def rollout(self, rollout_id: int) -> RolloutResult[Sample]:
+        """Sample and score one batch under weights of version `rollout_id`."""
+        self.state.weight_version = rollout_id
+        result = await self.roll_out(rollout_id)
+        seconds = result.generate_seconds + result.score_seconds
+        samples = [sample for group in result.samples for sample in group]
+        if self.log_hooks.rollout(rollout_id, samples, result.metrics, seconds):
+            result.metrics = {name: value for name, value in result.metrics.items() if name.startswith("perf/")}
+        return result
+
+    async def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """Score the evaluation sets under weights of version `rollout_id + 1`; keep pictures of the first one."""
+        self.state.weight_version = rollout_id + 1
+        result = await self.evaluator(rollout_id)
+        if result.data:
+            first = next(iter(result.data.values()))
+            samples = [sample for sample in first["samples"] if isinstance(sample, Sample)]
+            if len(samples) == len(first["rewards"]):
+                save_images(self.media, BEFORE if rollout_id < 0 else AFTER, samples, first["rewards"])
+        if self.log_hooks.evaluation(rollout_id, result.data, result.metrics):
+            # The scores themselves stay: `--eval-target` and the summary are decided by them.
+            scores = {f"eval/{name}" for name in result.data}
+            return {name: value for name, value in result.metrics.items() if name in scores}
+        return result.metrics
+
+    def plan(self, rollout_id: int, rollout: RolloutResult[Sample]) -> list[list[StepPlan]]:
+        """Pairs with advantages relative to their group, split over steps, ranks and micro-batches."""
+        batch, algorithm = self.config.batch, self.config.algorithm
+        samples = [sample for group in rollout.samples for sample in group]
+        advantages = rollout_advantages(
+            samples,
+            reward_key=self.config.reward.reward_key,
+            std_normalization=not algorithm.disable_grpo_std_normalization,
+            globalize_mean=algorithm.globalize_reward_mean,
+            globalize_std=algorithm.globalize_reward_std,
+            unbiased=not algorithm.population_reward_std,
+        )
+        return plan_pairs(
+            samples_to_rows(samples, advantages),
+            dp_size=self.config.world_size,
+            num_steps=batch.num_steps_per_rollout or 1,
+            micro_batch_size=batch.micro_batch_size,
+            micro_batch_size_sample=batch.micro_batch_size_sample,
+            micro_batch_size_tstep=batch.micro_batch_size_tstep,
+        )
+
+    def sample_rows(self, rollout: RolloutResult[Sample]) -> list[dict[str, Any]]:
+        """What `samples.jsonl` keeps of each sample."""
+        return [
+            {
+                "index": sample.index,
+                "group_index": sample.group_index,
+                "prompt": sample.prompt,
+                "seed": sample.seed,
+                "label": sample.label,
+                "reward": sample.reward,
+                "status": sample.status.value,
+                "weight_version": sample.weight_version_returned,
+            }
+            for group in rollout.samples
+            for sample in group
+        ]
+
+    def save(self, directory: Path) -> None:
+        """Write the data source's state; everything else derives from ids."""
+        self.source.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Go on from what `save` wrote."""
+        self.source.load(directory)
+
+    def close(self) -> None:
+        """End the scorer's threads."""
+        self.scorer.close()
+
+
+def _data_source(prepared: Prepared, args: Any) -> Any:
+    custom = prepared.hooks.get("--data-source-path")
+    if custom is not None:
+        return custom(args)
+    config = prepared.config
+    assert prepared.dataset is not None  # a run has one or the other
+    return RolloutDataSource(
+        prepared.dataset,
+        Sample,
+        n_samples_per_prompt=config.batch.n_samples_per_prompt or 1,
+        shuffle=config.data.rollout_shuffle,
+        seed=config.run.rollout_seed,
+        buffer_filter=prepared.hooks.get("--buffer-filter-path"),
+        args=args,
+    )
+
+
+def _sampling(config: TrainConfig) -> SamplingParams:
+    sampling = config.sampling
+    return SamplingParams(
+        num_steps=sampling.diffusion_num_steps,
+        height=sampling.diffusion_height,
+        width=sampling.diffusion_width,
+        guidance_scale=sampling.diffusion_guidance_scale,
+        true_cfg_scale=sampling.diffusion_true_cfg_scale,
+        negative_prompt=sampling.diffusion_negative_prompt,
+        sde_type=sampling.diffusion_sde_type,
+        noise_level=sampling.diffusion_noise_level,
+        flow_shift=sampling.diffusion_flow_shift,
+        log_prob_no_const=sampling.diffusion_log_prob_no_const,
+        debug=sampling.diffusion_debug_mode or config.algorithm.diffusion_grpo_guard,
+    )
+
+
+def _rollout_settings(config: TrainConfig) -> RolloutSettings:
+    batch = config.batch
+    assert batch.rollout_batch_size is not None
+    over = batch.over_sampling_batch_size
+    return RolloutSettings(
+        rollout_batch_size=batch.rollout_batch_size,
+        over_sampling_batch_size=over if over != batch.rollout_batch_size else None,
+        on_reward_error=config.reward.on_reward_error,
+        reward_key=config.reward.reward_key,
+        max_in_flight=config.sampling.rollout_max_in_flight,
+    )

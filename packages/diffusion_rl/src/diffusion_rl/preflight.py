@@ -1,0 +1,137 @@
+"""Everything that can be checked before a worker starts: pipeline, sizes, steps, prompts, rewards, hooks, layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from diffusion_rl.algorithms.step_strategies import STEP_STRATEGIES, check_strategy
+from diffusion_rl.config import HooksConfig, TrainConfig, hook_args
+from diffusion_rl.models.family import ModelFamily
+from diffusion_rl.models.loading import check_size
+from diffusion_rl.models.registry import check_checkpoint, check_task, resolve_family
+from diffusion_rl.sample import Sample
+from diffusion_rl.scoring import row_check
+from shared_runtime.config import ConfigError, Problems, with_num_rollout
+from shared_runtime.config.problems import flag
+from shared_runtime.data.prompts import PromptDataset
+from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
+from shared_runtime.rollout.scoring import GROUP_REWARD_HOOK
+from shared_runtime.workers import layout_of
+
+STRATEGY_HOOK = HookSpec(("args", "sample", "num_steps", "seed"))
+_STRATEGY = "--diffusion-step-strategy-path"
+MAX_PROMPT_PROBLEMS = 5
+
+DIFFUSION_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
+    "--custom-rm-path": GROUP_REWARD_HOOK,
+    "--sde-step-backend-path": ClassSpec(methods=("transition", "log_prob", "stochastic"), parameters=()),
+    _STRATEGY: STRATEGY_HOOK,
+}
+
+
+@dataclass
+class Prepared:
+    """What the checks read, ready for the run."""
+
+    config: TrainConfig
+    family: ModelFamily
+    dataset: PromptDataset | None
+    eval_sets: dict[str, PromptDataset]
+    hooks: dict[str, Any]
+    strategy: Callable[..., Any] | None
+
+
+def preflight(config: TrainConfig) -> Prepared:
+    """Check a resolved configuration against the world.
+
+    Raises:
+        ConfigError: With everything that is wrong.
+    """
+    problems = Problems()
+    hooks = problems.collect(lambda: _load_hooks(config)) or {}
+    family = problems.collect(lambda: _check_model(config))
+    if family is not None:
+        sampling = config.sampling
+        size = (sampling.diffusion_height, sampling.diffusion_width)
+        problems.collect(lambda: check_task(family, config.model.diffusion_task))
+        problems.collect(lambda: check_size(str(config.model.hf_checkpoint), family, *size))
+    problems.collect(lambda: _check_load(config))
+    problems.collect(lambda: layout_of(config.cluster, config.debug))
+    strategy = STEP_STRATEGIES.get(config.sampling.diffusion_step_strategy_path or "") or hooks.get(_STRATEGY)
+    if strategy is not None:
+        problems.collect(lambda: _check_steps(config, strategy))
+    path = config.data.prompt_data
+    dataset = problems.collect(partial(_load_prompts, config, path)) if path else None
+    loaded = {
+        name: problems.collect(partial(_load_prompts, config, path)) for name, path in config.evaluation.sets().items()
+    }
+    problems.raise_if_any()
+    assert family is not None
+    config = dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset))
+    sets = {name: prompts for name, prompts in loaded.items() if prompts is not None}
+    return Prepared(config, family, dataset, sets, hooks, strategy)
+
+
+def _load_hooks(config: TrainConfig) -> dict[str, Any]:
+    paths = {flag(f.name): getattr(config.hooks, f.name) for f in dataclasses.fields(HooksConfig)}
+    paths["--data-source-path"] = config.data.data_source_path
+    strategy = config.sampling.diffusion_step_strategy_path
+    paths[_STRATEGY] = None if strategy in STEP_STRATEGIES else strategy
+    return load_hooks(paths, DIFFUSION_HOOKS)
+
+
+def _check_model(config: TrainConfig) -> ModelFamily:
+    model = config.model
+    for name, path in (("--hf-checkpoint", model.hf_checkpoint), ("--ref-load", model.ref_load)):
+        if path is not None and not path.is_dir():
+            raise ConfigError([f"{name} {path} is no directory: give a local diffusers pipeline"])
+    family = resolve_family(str(model.hf_checkpoint), model.diffusion_model_family)
+    check_checkpoint(str(model.hf_checkpoint), family)
+    if model.ref_load is not None:
+        check_checkpoint(str(model.ref_load), family)
+    if model.update_weight_target_module not in family.train_components:
+        raise ConfigError(
+            [
+                f"--update-weight-target-module {model.update_weight_target_module}: the {family.name} family trains "
+                f"{', '.join(family.train_components)}"
+            ]
+        )
+    return family
+
+
+def _check_load(config: TrainConfig) -> None:
+    load: Path | None = config.checkpoint.load
+    if load is not None and not (load / "latest_checkpointed_iteration.txt").is_file():
+        raise ConfigError([f"--load {load} holds no checkpoint (no latest_checkpointed_iteration.txt)"])
+
+
+def _check_steps(config: TrainConfig, strategy: Callable[..., Any]) -> None:
+    """Ask the strategy once: steps and windows that don't fit the schedule show here."""
+    num_steps, path = config.sampling.diffusion_num_steps, str(config.sampling.diffusion_step_strategy_path)
+    sde, _ = check_strategy(strategy(hook_args(config), Sample(), num_steps, 0), num_steps, path)
+    if sde is not None and not sde:
+        raise ConfigError([f"{_STRATEGY} {path} picked no stochastic step, so there would be nothing to train on"])
+
+
+def _load_prompts(config: TrainConfig, path: str) -> PromptDataset:
+    data = config.data
+    prompts = PromptDataset.load(
+        path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key
+    )
+    check = row_check(config.reward.rm_type) if config.hooks.custom_rm_path is None else lambda row: None
+    found = []
+    for position, row in enumerate(prompts):
+        text = isinstance(row.prompt, str)
+        problem = check(row) if text else "the prompt is a list of chat messages, and images are drawn from text"
+        if problem is not None:
+            found.append(f"{prompts.where(position)}: {problem}")
+    if len(found) > MAX_PROMPT_PROBLEMS:
+        found = [*found[:MAX_PROMPT_PROBLEMS], f"{path}: {len(found) - MAX_PROMPT_PROBLEMS} more rows like these"]
+    if found:
+        raise ConfigError(found)
+    return prompts

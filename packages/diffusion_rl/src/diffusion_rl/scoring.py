@@ -1,0 +1,71 @@
+"""The reward of an image: built-in scorers in batches, or the user's function on a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diffusion_rl.sample import Sample
+from rewards import LabelError, RewardRequest
+from rewards.each import row_problem, score_each
+from shared_runtime.data.prompts import PromptRow
+from shared_runtime.rollout.scoring import SampleScorer
+
+
+class RewardScorer(SampleScorer[Sample]):
+    """Scores images.
+
+    Args:
+        rm_type: Built-in reward; a sample's `metadata["rm_type"]` goes before it.
+        custom: The user's function instead, `(args, samples) -> list`, called once a group.
+        args: Passed to `custom`.
+    """
+
+    def __init__(
+        self, *, rm_type: str | None = None, custom: Callable[..., Any] | None = None, args: Any = None
+    ) -> None:
+        super().__init__(
+            built_in=lambda samples: score_each([reward_request(sample) for sample in samples], rm_type),
+            custom=custom,
+            group_rm=True,
+            args=args,
+        )
+
+
+def reward_request(sample: Sample) -> RewardRequest:
+    """What a built-in reward reads of a sample."""
+    return RewardRequest(
+        label=sample.label,
+        prompt=sample.prompt if isinstance(sample.prompt, str) else None,
+        metadata=sample.metadata,
+        image=sample.generated_output,
+        sample_id=sample.index,
+    )
+
+
+def row_check(rm_type: str | None) -> Callable[[PromptRow], str | None]:
+    """A check of prompt rows for the built-in rewards: one that scores images and can read the prompt."""
+
+    def check(row: PromptRow) -> str | None:
+        problem = row_problem(rm_type, row.label, row.metadata, modality="image")
+        if problem is not None or not isinstance(row.prompt, str):
+            return problem
+        return _unreadable(row.metadata.get("rm_type") or rm_type, row.prompt)
+
+    return check
+
+
+def _unreadable(rm_type: str | None, prompt: str) -> str | None:
+    """Why a reward that reads the prompt's words can't read these."""
+    try:
+        if rm_type == "ocr":
+            from rewards.image.ocr import quoted_target
+
+            quoted_target(RewardRequest(prompt=prompt))
+        if rm_type == "shapes":
+            from rewards.image.shapes import asked_properties
+
+            asked_properties(prompt)
+    except (LabelError, ValueError) as error:
+        return str(error).removeprefix("sample None: ")  # the row is named already
+    return None
