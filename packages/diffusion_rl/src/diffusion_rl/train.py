@@ -34,7 +34,8 @@ def train(config: TrainConfig, *, recipe: str = "diffusion-rl") -> TrainResult:
     parts = RunParts(
         workers=lambda logs: open_workers(config, family, settings, logs),
         domain=lambda engines, directory: DiffusionDomain(prepared, engines, directory / "media"),
-        finish=lambda directory: _draw(directory),
+        finish=_draw,
+        score_label="held-out reward",
     )
     return runs.run(config, parts, recipe=recipe)
 
@@ -47,6 +48,9 @@ def run_from_command_line(
     config: TrainConfig, *, recipe: str, dry_run: bool = False, prepare: Callable[[], None] | None = None
 ) -> None:
     """Prepare, check, train, and say where the results are. Ends the process with a message where that can't work."""
+    from diffusers.utils import logging
+
+    logging.disable_progress_bar()  # the run has its own display
     runs.run_from_command_line(
         check=lambda: preflight(resolve(config)),
         train=lambda: train(config, recipe=recipe),

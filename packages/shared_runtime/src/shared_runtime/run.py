@@ -90,11 +90,13 @@ class RunParts:
         workers: Opens the workers; the argument is the directory of their logs.
         domain: Builds the domain on the engines, in the run's directory.
         finish: Called after the loop, with the run's directory, before it counts as finished.
+        score_label: What an evaluation score is, in console and picture.
     """
 
     workers: Callable[[Path], contextlib.AbstractContextManager[Workers]]
     domain: Callable[[WorkerGroup | None, Path], ClosableDomain]
     finish: Callable[[Path], None] | None = None
+    score_label: str = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ def _run_in(directory: RunDirectory, config: Config, parts: RunParts) -> TrainRe
                 config.batch.num_rollout,
                 config=to_dict(config),
                 log_interval=tracking.log_interval,
+                score_label=parts.score_label,
                 progress=tracking.progress,
                 use_wandb=tracking.use_wandb,
                 wandb_project=tracking.wandb_project,

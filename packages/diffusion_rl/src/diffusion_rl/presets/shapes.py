@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from diffusion_rl.media import to_uint8
 from rewards.image.shapes import COLORS, COLUMNS, PROPERTIES, ROWS, SHAPES, SIZES, outline
 
 BACKGROUND = (0.82, 0.82, 0.82)
@@ -145,16 +146,15 @@ def write_shapes(
         name = f"pictures/{index:05d}.png"
         Image.fromarray(to_uint8(picture)).save(directory / name)
         rows.append({"input": caption, "image": name})
-    train, held_out = prompt_split(seed, num_held_out)
     _write_rows(files.captioned, rows)
-    _write_rows(files.train, [{"input": prompt} for prompt in train])
-    _write_rows(files.held_out, [{"input": prompt} for prompt in held_out])
+    write_prompts(directory, seed=seed, num_held_out=num_held_out)
     return files
 
 
-def to_uint8(picture: np.ndarray) -> np.ndarray:
-    """(3, H, W) float in [0, 1] to (H, W, 3) uint8, rounded."""
-    return np.floor(picture.transpose(1, 2, 0).clip(0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
+def write_prompts(directory: Path, *, seed: int = 0, num_held_out: int = 16) -> None:
+    """Write `train.jsonl` and `held_out.jsonl` alone."""
+    for name, prompts in zip(("train", "held_out"), prompt_split(seed, num_held_out), strict=True):
+        _write_rows(directory / f"{name}.jsonl", [{"input": prompt} for prompt in prompts])
 
 
 def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
