@@ -10,16 +10,16 @@ Every flag of `diffusion-rl train --help` can follow. `--no-cache` makes the mod
 import argparse
 
 from diffusion_rl.cli import train_from_command_line
-from diffusion_rl.presets.recipes import PRESETS
+from diffusion_rl.presets.recipes import GRPO_PRESETS
 
 
 def main() -> None:
     """Pick the preset, then hand the remaining flags to the trainer."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
+    parser.add_argument("--preset", choices=sorted(GRPO_PRESETS), default="tiny")
     parser.add_argument("--no-cache", action="store_true")
     ours, flags = parser.parse_known_args()
-    preset = PRESETS[ours.preset]()
+    preset = GRPO_PRESETS[ours.preset]()
     train_from_command_line(
         preset.config,
         flags,

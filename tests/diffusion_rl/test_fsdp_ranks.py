@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 from pair_helpers import full_weights, pairs_of, rank_main, roll_out, run_case, start
+
+from diffusion_rl.algorithms.nft_timesteps import drop_final_steps
+from diffusion_rl.train_data import rollout_advantages, samples_to_noised_rows
 
 
 @pytest.mark.ranks
@@ -23,6 +27,19 @@ def test_two_ranks_equal_one(tiny_sd3_dir: Path, tmp_path: Path) -> None:
             "layout": {"num_steps": 2, "micro_batch_size_sample": 3, "micro_batch_size_tstep": 1},
             "updates": True,
         },
+    }
+    samples = roll_out(tiny_sd3_dir, sde_type="ode")
+    noised = samples_to_noised_rows(
+        samples,
+        rollout_advantages(samples),
+        drop_final_steps,
+        SimpleNamespace(diffusion_nft_num_dropped_timesteps=2),
+        seed=1,
+    )
+    cases["nft"] = {
+        "pairs": noised,
+        "settings": {"loss_type": "nft", "use_ema": True, "rollout_weights": "ema"},
+        "layout": {"micro_batch_size": 3},
     }
     mp.spawn(rank_main, (2, tiny_sd3_dir, cases, tmp_path), nprocs=2)
     found = [torch.load(tmp_path / f"results.{rank}.pt", weights_only=False) for rank in (0, 1)]

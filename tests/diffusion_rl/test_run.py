@@ -123,6 +123,23 @@ def test_a_run_and_the_same_run_resumed(config: TrainConfig, tiny_sd3_dir: Path,
         torch.testing.assert_close(weight, trained[name], rtol=0, atol=2e-4)
 
 
+def test_a_run_of_nft(config: TrainConfig, tiny_sd3_dir: Path) -> None:
+    """Images come along the ODE; the engines get the average, and that is what the trainer compares with."""
+    sampling: dict[str, Any] = {"diffusion_sde_type": "ode", "diffusion_step_strategy_path": None}
+    algorithm = {
+        "loss_type": "nft",
+        "use_ema": True,
+        "rollout_weights": "ema",
+        "diffusion_nft_num_dropped_timesteps": 2,
+    }
+    result = train(changed(config, sampling=sampling, algorithm=algorithm, run={"run_name": "nft"}))
+    metrics = {row["step"]: row for row in rows(result.metrics_path)}
+    assert metrics[0]["train/old_velocity_distance"] == 0.0
+    assert metrics[0]["train/nft_loss"] > 0
+    assert metrics[1]["train/grad_norm"] > 0
+    assert metrics[1]["train/ema_decay"] == pytest.approx(0.002)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_run_through_ray(config: TrainConfig) -> None:
@@ -158,6 +175,7 @@ def test_a_run_through_ray(config: TrainConfig) -> None:
         ({"batch": {"micro_batch_size_tstep": None}}, "go together"),
         ({"batch": {"global_batch_size": 6}}, "no multiple of --global-batch-size 6"),
         ({"algorithm": {"diffusion_kl_beta": 0.1, "ref_mode": "none"}}, "--ref-mode none"),
+        ({"algorithm": {"loss_type": "nft"}}, "needs --use-ema --rollout-weights ema"),
         ({"debug": {"save_debug_rollout_data": "x{rollout_id}"}}, "can't hold images"),
     ],
 )

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from diffusion_rl.config import resolve
 from diffusion_rl.models.loading import load_component
 from diffusion_rl.models.registry import get_family
 from diffusion_rl.preflight import preflight
-from diffusion_rl.presets.recipes import tiny_grpo
+from diffusion_rl.presets.recipes import tiny_grpo, tiny_nft
 from diffusion_rl.presets.shapes import write_prompts
 from diffusion_rl.presets.tiny import build_transformer
 from diffusion_rl.presets.warmup import warm_up
@@ -31,7 +32,8 @@ def test_the_recipe_accepts_what_its_warm_up_makes(tmp_path: Path) -> None:
     built_once(model, build)
     built_once(model.parent / "shapes", write_prompts)
     preset.prepare(False)  # nothing is made anew
-    prepared = preflight(preset.config)
+    preflight(resolve(tiny_nft(tmp_path).config))
+    prepared = preflight(resolve(preset.config))
     assert prepared.config.batch.num_rollout == preset.config.batch.num_rollout
     trained = load_component(str(model), get_family("sd3"), "transformer", dtype=torch.float32)
     moved = [

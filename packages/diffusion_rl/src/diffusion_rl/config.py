@@ -137,8 +137,8 @@ class RewardConfig:
 class AlgorithmConfig:
     """The objective."""
 
-    loss_type: Literal["policy_loss"] = "policy_loss"
-    """Flow-GRPO."""
+    loss_type: Literal["policy_loss", "nft"] = "policy_loss"
+    """Flow-GRPO, or DiffusionNFT."""
     disable_grpo_std_normalization: bool = False
     """Centre rewards without dividing by their standard deviation."""
     globalize_reward_mean: bool = False
@@ -153,6 +153,26 @@ class AlgorithmConfig:
     """Bound of the advantages."""
     diffusion_grpo_guard: bool = False
     """Ratio with GRPO-Guard's correction; the engine returns its velocities for it."""
+    diffusion_nft_beta: float = 1.0
+    """How far the implicit policies of DiffusionNFT lie from the old one."""
+    diffusion_nft_adaptive_weight: bool = True
+    """Divide DiffusionNFT's errors by their own size."""
+    diffusion_nft_timestep_strategy_path: str | None = None
+    """`(args, num_steps, generator) -> steps` that each sample trains on. Unset: drop_random_steps."""
+    diffusion_nft_num_dropped_timesteps: int = 0
+    """Steps that the built-in strategies leave out."""
+    use_ema: bool = False
+    """Keep a moving average of the weights: the old policy of DiffusionNFT."""
+    rollout_weights: Literal["actor", "ema"] = "actor"
+    """Which weights the engines get."""
+    ema_decay_init: float = 0.001
+    """Decay during the flat period."""
+    ema_decay_ramp: float = 0.001
+    """Its increase an optimizer step after that, from zero."""
+    ema_decay_max: float = 0.5
+    """Its ceiling."""
+    ema_decay_flat_steps: int = 0
+    """Optimizer steps of the flat period."""
     diffusion_kl_beta: float = 0.0
     """Weight of the divergence from the reference."""
     ref_mode: Literal["none", "ref"] | None = None
@@ -321,6 +341,8 @@ def _check_batch(config: TrainConfig, problems: Problems) -> None:
             f"ranks trains in a step (--global-batch-size {samples})"
         )
     tstep, trained = sizes[1], config.sampling.diffusion_num_sde_steps or config.sampling.diffusion_num_steps
+    if config.algorithm.loss_type == "nft":
+        trained = config.sampling.diffusion_num_steps - config.algorithm.diffusion_nft_num_dropped_timesteps
     if tstep is not None and tstep > 0 and trained % tstep:
         problems.add(f"--micro-batch-size-tstep {tstep} does not divide the {trained} trained steps of a trajectory")
     replicas = config.fsdp.dp_replicate_size
@@ -342,10 +364,12 @@ def _check_sampling(config: TrainConfig, problems: Problems) -> None:
         diffusion_num_sde_steps=sampling.diffusion_num_sde_steps,
         diffusion_guidance_scale=sampling.diffusion_guidance_scale,
     )
-    if sampling.diffusion_sde_type == "ode" and config.hooks.sde_step_backend_path is None:
+    if config.algorithm.loss_type == "nft":
+        pass  # it trains on images, however they were drawn
+    elif sampling.diffusion_sde_type == "ode" and config.hooks.sde_step_backend_path is None:
         problems.add("--diffusion-sde-type ode has no log-probs, which Flow-GRPO needs: use sde or cps")
     problems.require(
-        sampling.diffusion_noise_level > 0,
+        sampling.diffusion_noise_level > 0 or config.algorithm.loss_type == "nft",
         f"--diffusion-noise-level must be above 0, got {sampling.diffusion_noise_level}: without noise there is "
         "nothing that Flow-GRPO could reinforce",
     )
@@ -388,6 +412,27 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     problems.positive(diffusion_adv_clip_max=algorithm.diffusion_adv_clip_max)
     problems.not_negative(
         diffusion_clip_range=algorithm.diffusion_clip_range, diffusion_kl_beta=algorithm.diffusion_kl_beta
+    )
+    if algorithm.loss_type == "nft" and not (algorithm.use_ema and algorithm.rollout_weights == "ema"):
+        problems.add(
+            "--loss-type nft trains against the moving average that sampled: it needs --use-ema --rollout-weights ema"
+        )
+    elif algorithm.rollout_weights == "ema" and not algorithm.use_ema:
+        problems.add("--rollout-weights ema needs --use-ema")
+    elif algorithm.use_ema and algorithm.rollout_weights == "actor":
+        problems.add("--use-ema keeps an average that nothing reads: add --rollout-weights ema")
+    problems.positive(diffusion_nft_beta=algorithm.diffusion_nft_beta)
+    for name in ("ema_decay_init", "ema_decay_max"):
+        problems.require(0 <= getattr(algorithm, name) <= 1, f"--{name.replace('_', '-')} must be in [0, 1]")
+    problems.not_negative(
+        ema_decay_ramp=algorithm.ema_decay_ramp,
+        ema_decay_flat_steps=algorithm.ema_decay_flat_steps,
+        diffusion_nft_num_dropped_timesteps=algorithm.diffusion_nft_num_dropped_timesteps,
+    )
+    problems.require(
+        algorithm.diffusion_nft_num_dropped_timesteps < config.sampling.diffusion_num_steps,
+        f"--diffusion-nft-num-dropped-timesteps {algorithm.diffusion_nft_num_dropped_timesteps} leaves none of the "
+        f"{config.sampling.diffusion_num_steps} --diffusion-num-steps",
     )
     if algorithm.diffusion_kl_beta > 0 and algorithm.ref_mode == "none":
         problems.add(f"--diffusion-kl-beta {algorithm.diffusion_kl_beta} has no effect with --ref-mode none")

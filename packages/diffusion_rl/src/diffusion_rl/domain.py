@@ -11,7 +11,7 @@ from diffusion_rl.preflight import Prepared
 from diffusion_rl.rollout import DiffusionRollout, Evaluator, GenerateState
 from diffusion_rl.sample import Sample, SamplingParams
 from diffusion_rl.scoring import RewardScorer
-from diffusion_rl.train_data import plan_pairs, rollout_advantages, samples_to_rows
+from diffusion_rl.train_data import plan_pairs, rollout_advantages, samples_to_noised_rows, samples_to_rows
 from shared_runtime.data.source import RolloutDataSource
 from shared_runtime.engines.client import BatchingClient
 from shared_runtime.placement.groups import WorkerGroup
@@ -33,6 +33,7 @@ class DiffusionDomain:
     def __init__(self, prepared: Prepared, engines: WorkerGroup | None, media: Path) -> None:
         config, hooks = prepared.config, prepared.hooks
         self.config, self.media = config, media
+        self.nft_strategy = prepared.nft_strategy
         self.args = hook_args(config)
         self.log_hooks = LogHooks(
             hooks.get("--custom-rollout-log-function-path"),
@@ -109,8 +110,19 @@ class DiffusionDomain:
             globalize_std=algorithm.globalize_reward_std,
             unbiased=not algorithm.population_reward_std,
         )
+        if algorithm.loss_type == "nft":
+            pairs = samples_to_noised_rows(
+                samples,
+                advantages,
+                self.nft_strategy,
+                self.args,
+                seed=self.config.run.seed,
+                strategy_path=algorithm.diffusion_nft_timestep_strategy_path or "drop_random_steps",
+            )
+        else:
+            pairs = samples_to_rows(samples, advantages)
         return plan_pairs(
-            samples_to_rows(samples, advantages),
+            pairs,
             dp_size=self.config.world_size,
             num_steps=batch.num_steps_per_rollout or 1,
             micro_batch_size=batch.micro_batch_size,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from diffusion_rl.algorithms.nft_timesteps import NFT_STRATEGIES
 from diffusion_rl.algorithms.step_strategies import STEP_STRATEGIES, check_strategy
 from diffusion_rl.config import HooksConfig, TrainConfig, hook_args
 from diffusion_rl.models.family import ModelFamily
@@ -25,12 +26,14 @@ from shared_runtime.workers import layout_of
 
 STRATEGY_HOOK = HookSpec(("args", "sample", "num_steps", "seed"))
 _STRATEGY = "--diffusion-step-strategy-path"
+_NFT_STRATEGY = "--diffusion-nft-timestep-strategy-path"
 MAX_PROMPT_PROBLEMS = 5
 
 DIFFUSION_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
     "--custom-rm-path": GROUP_REWARD_HOOK,
     "--sde-step-backend-path": ClassSpec(methods=("transition", "log_prob", "stochastic"), parameters=()),
     _STRATEGY: STRATEGY_HOOK,
+    _NFT_STRATEGY: HookSpec(("args", "num_steps", "generator")),
 }
 
 
@@ -44,6 +47,7 @@ class Prepared:
     eval_sets: dict[str, PromptDataset]
     hooks: dict[str, Any]
     strategy: Callable[..., Any] | None
+    nft_strategy: Callable[..., Any]
 
 
 def preflight(config: TrainConfig) -> Prepared:
@@ -62,8 +66,13 @@ def preflight(config: TrainConfig) -> Prepared:
         problems.collect(lambda: check_size(str(config.model.hf_checkpoint), family, *size))
     problems.collect(lambda: _check_load(config))
     problems.collect(lambda: layout_of(config.cluster, config.debug))
+    nft = config.algorithm.loss_type == "nft"
+    if nft and config.sampling.diffusion_step_strategy_path is None:
+        config = dataclasses.replace(
+            config, sampling=dataclasses.replace(config.sampling, diffusion_step_strategy_path="ode_and_return_last")
+        )
     strategy = STEP_STRATEGIES.get(config.sampling.diffusion_step_strategy_path or "") or hooks.get(_STRATEGY)
-    if strategy is not None:
+    if strategy is not None and not nft:
         problems.collect(lambda: _check_steps(config, strategy))
     path = config.data.prompt_data
     dataset = problems.collect(partial(_load_prompts, config, path)) if path else None
@@ -74,7 +83,9 @@ def preflight(config: TrainConfig) -> Prepared:
     assert family is not None
     config = dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset))
     sets = {name: prompts for name, prompts in loaded.items() if prompts is not None}
-    return Prepared(config, family, dataset, sets, hooks, strategy)
+    nft_path = config.algorithm.diffusion_nft_timestep_strategy_path
+    nft_strategy = NFT_STRATEGIES.get(nft_path or "drop_random_steps") or hooks[_NFT_STRATEGY]
+    return Prepared(config, family, dataset, sets, hooks, strategy, nft_strategy)
 
 
 def _load_hooks(config: TrainConfig) -> dict[str, Any]:
@@ -82,6 +93,8 @@ def _load_hooks(config: TrainConfig) -> dict[str, Any]:
     paths["--data-source-path"] = config.data.data_source_path
     strategy = config.sampling.diffusion_step_strategy_path
     paths[_STRATEGY] = None if strategy in STEP_STRATEGIES else strategy
+    nft_strategy = config.algorithm.diffusion_nft_timestep_strategy_path
+    paths[_NFT_STRATEGY] = None if nft_strategy in NFT_STRATEGIES else nft_strategy
     return load_hooks(paths, DIFFUSION_HOOKS)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from diffusion_rl.algorithms.advantages import diffusion_advantages
+from diffusion_rl.algorithms.nft_timesteps import check_steps
 from diffusion_rl.sample import Sample
 from diffusion_rl.trainers.fsdp.batch import TrainRow
 from shared_runtime.rollout.types import name_sample
@@ -55,6 +59,57 @@ def _pairs(sample: Sample, advantage: float) -> list[TrainRow]:
             row["model_output"] = trajectory.model_outputs[k]
         rows.append(row)
     return rows
+
+
+def samples_to_noised_rows(
+    samples: Sequence[Sample],
+    advantages: Sequence[float],
+    strategy: Callable[[Any, int, torch.Generator], list[int]],
+    args: Any,
+    *,
+    seed: int,
+    strategy_path: str = "",
+) -> list[list[TrainRow]]:
+    """DiffusionNFT's rows of each sample: its clean latents, to be noised to the sampling noise levels of some steps.
+
+    Args:
+        samples: With trajectories that end in the clean latents.
+        advantages: One a sample.
+        strategy: `(args, num_steps, generator) -> steps`, in training order; the generator is the sample's own.
+        args: The run's flat arguments.
+        seed: What steps and noise derive from, with the sample's index.
+        strategy_path: Its name, for messages.
+    """
+    rows = []
+    for sample, advantage in zip(samples, advantages, strict=True):
+        trajectory = sample.trajectory
+        if trajectory is None or sample.conditions is None:
+            raise ValueError(f"{name_sample(sample)} has no trajectory to train on")
+        num_steps = trajectory.num_steps
+        generator = torch.Generator().manual_seed(_noise_seed(seed, sample.index, num_steps))
+        steps = check_steps(strategy(args, num_steps, generator), num_steps, strategy_path)
+        rows.append(
+            [
+                TrainRow(
+                    sample_index=sample.index,
+                    conditions=sample.conditions,
+                    negative_conditions=sample.negative_conditions,
+                    trained=0.0 if sample.remove_sample else 1.0,
+                    clean=trajectory.clean,
+                    seed=_noise_seed(seed, sample.index, step),
+                    sigma=float(trajectory.sigmas[step]),
+                    timestep=float(trajectory.timesteps[step]),
+                    advantage=float(advantage),
+                )
+                for step in steps
+            ]
+        )
+    return rows
+
+
+def _noise_seed(seed: int, index: int, step: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{index}/{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def rollout_advantages(

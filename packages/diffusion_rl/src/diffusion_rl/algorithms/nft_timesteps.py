@@ -36,6 +36,10 @@ def drop_final_steps(args: Any, num_steps: int, generator: torch.Generator) -> l
     return without_final(num_steps, args.diffusion_nft_num_dropped_timesteps)
 
 
+NFT_STRATEGIES = {hook.__name__: hook for hook in (drop_random_steps, drop_final_steps)}
+"""Names that `--diffusion-nft-timestep-strategy-path` takes besides dotted paths."""
+
+
 def check_steps(steps: list[int], num_steps: int, path: str) -> list[int]:
     """What a strategy returned, if it can be trained on.
 

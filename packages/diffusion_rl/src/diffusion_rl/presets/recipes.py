@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from diffusion_rl.config import (
+    AlgorithmConfig,
     DiffusionBatchConfig,
     DiffusionFsdpConfig,
     EvalConfig,
@@ -83,4 +85,25 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
     return Preset("diffusion-grpo-tiny", config, prepare)
 
 
-PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_grpo}
+def tiny_nft(cache: Path | None = None) -> Preset:
+    """DiffusionNFT on the same model, prompts and reward: images come along the ODE, from the moving average."""
+    grpo = tiny_grpo(cache)
+    config = dataclasses.replace(
+        grpo.config,
+        batch=dataclasses.replace(grpo.config.batch, micro_batch_size_sample=24, micro_batch_size_tstep=2),
+        sampling=dataclasses.replace(
+            grpo.config.sampling,
+            diffusion_sde_type="ode",
+            diffusion_num_sde_steps=0,
+            diffusion_step_strategy_path="ode_and_return_last",
+            diffusion_sde_window_range=None,
+        ),
+        algorithm=AlgorithmConfig(
+            loss_type="nft", use_ema=True, rollout_weights="ema", diffusion_nft_num_dropped_timesteps=4
+        ),
+    )
+    return Preset("diffusion-nft-tiny", config, grpo.prepare)
+
+
+GRPO_PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_grpo}
+NFT_PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_nft}

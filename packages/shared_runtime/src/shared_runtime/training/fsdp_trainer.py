@@ -61,8 +61,16 @@ class FsdpTrainerBase(Generic[Settings]):
         raise NotImplementedError
 
     def published_tensors(self) -> Mapping[str, Tensor]:
-        """What engines and checkpoints get, by published name."""
+        """What engines get, by published name."""
         return weights.model_tensors(self.model)
+
+    def checkpoint_tensors(self) -> Mapping[str, Tensor]:
+        """The weights as they train, by name."""
+        return self.published_tensors()
+
+    def extra_state(self) -> dict[str, Mapping[str, Tensor]]:
+        """Tensors that a checkpoint holds besides weights, optimizer and schedule, by group and name."""
+        return {}
 
     def init(self) -> TrainerInfo:
         """Join the other ranks, load and shard the model (and the reference), build optimizer and schedule."""
@@ -146,13 +154,13 @@ class FsdpTrainerBase(Generic[Settings]):
 
     def save(self, directory: Path) -> None:
         """Write this rank's part of a sharded checkpoint: weights, optimizer, schedule, RNG. Works asleep too."""
-        save_state(self.published_tensors(), self.model, self.optimizer, self.schedule, directory)
+        save_state(self.checkpoint_tensors(), self.model, self.optimizer, self.schedule, directory, self.extra_state())
         save_rng(directory, self.rank)
 
     def load(self, directory: Path) -> None:
         """Read a checkpoint that `save` wrote at any number of ranks."""
         self.lease.require_awake("load")
-        load_state(self.published_tensors(), self.model, self.optimizer, self.schedule, directory)
+        load_state(self.checkpoint_tensors(), self.model, self.optimizer, self.schedule, directory, self.extra_state())
         load_rng(directory, self.rank)
 
     def sleep(self) -> None:

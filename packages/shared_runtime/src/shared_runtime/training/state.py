@@ -45,12 +45,16 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     schedule: LambdaLR,
     directory: Path,
+    extra: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> None:
-    """Write this rank's shards of `tensors` (the weights), optimizer and schedule. Every rank must call."""
+    """Write this rank's shards of `tensors` (the weights), optimizer, schedule and what a trainer has besides.
+
+    Every rank must call.
+    """
     from shared_runtime.checkpoint.sharded import save_sharded
 
     fill_optimizer(optimizer)
-    save_sharded(_state(tensors, model, optimizer, schedule), directory)
+    save_sharded(_state(tensors, model, optimizer, schedule) | _plain(extra), directory)
 
 
 def load_state(
@@ -59,12 +63,13 @@ def load_state(
     optimizer: torch.optim.Optimizer,
     schedule: LambdaLR,
     directory: Path,
+    extra: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> None:
     """Read what `save_state` wrote, in place. Every rank must call."""
     from shared_runtime.checkpoint.sharded import load_sharded
 
     fill_optimizer(optimizer)
-    state = _state(tensors, model, optimizer, schedule)
+    state = _state(tensors, model, optimizer, schedule) | _plain(extra)
     load_sharded(state, directory)
     resume_schedule(schedule, int(state["schedule"]["step"]))
 
@@ -77,3 +82,7 @@ def _state(
         "optimizer": optimizer_tensors(model, optimizer),
         "schedule": {"step": torch.tensor(schedule.last_epoch)},
     }
+
+
+def _plain(extra: Mapping[str, Mapping[str, Tensor]] | None) -> dict[str, Any]:
+    return {group: dict(tensors) for group, tensors in (extra or {}).items()}

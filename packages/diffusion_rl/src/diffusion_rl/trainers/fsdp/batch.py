@@ -15,6 +15,9 @@ from diffusion_rl.algorithms.sft import logit_normal_sigmas
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.sample import Conditions
 
+# The scheduler's timesteps are its noise levels times this.
+TIMESTEPS_A_SIGMA = 1000.0
+
 
 class TrainRow(TypedDict, total=False):
     """A training row. Arrays are float32 and exactly what the engine computed with.
@@ -25,7 +28,8 @@ class TrainRow(TypedDict, total=False):
     A pair has `latents` (...), `next_latents` (...), `sigma`, `next_sigma`, `sigma_max`, `timestep`, `log_prob` under
     the policy that sampled, `advantage`, and with debug tensors `model_output` (...).
 
-    A picture has `clean` (...), its latents, and `seed`, from which noise level and noise are drawn.
+    A picture has `clean` (...), its latents, and `seed`, from which noise level and noise are drawn. For DiffusionNFT
+    it has `sigma`, `timestep` and `advantage` besides, and only the noise is drawn.
     """
 
     sample_index: int
@@ -85,14 +89,36 @@ class PairBatch:
 
 @dataclass
 class PictureBatch:
-    """B noised pictures of a supervised loss: `noisy` (B, ...) = (1-σ)·`clean` + σ·`noise`, `sigma` (B,)."""
+    """B noised pictures.
+
+    Attributes:
+        clean: (B, ...).
+        noise: (B, ...).
+        noisy: (B, ...), (1-σ)·`clean` + σ·`noise`.
+        sigma: (B,).
+        timesteps: (B,), as a schedule has them.
+        advantages: (B,), of DiffusionNFT; zero otherwise.
+        trained: (B,), 1 or 0.
+        conditions: The transformer's arguments.
+        negative_conditions: Those of the negative prompts, where every row has them.
+        old_velocity: (B, ...), of the policy that sampled.
+        ref_velocity: (B, ...), of the reference, where there is one.
+    """
 
     clean: Tensor
     noise: Tensor
     noisy: Tensor
     sigma: Tensor
+    timesteps: Tensor
+    advantages: Tensor
     trained: Tensor
     conditions: dict[str, Tensor]
+    negative_conditions: dict[str, Tensor] | None
+    old_velocity: Tensor | None = None
+    ref_velocity: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.sigma)
 
 
 def collate_pairs(rows: Sequence[TrainRow], family: ModelFamily, device: torch.device) -> PairBatch:
@@ -105,7 +131,6 @@ def collate_pairs(rows: Sequence[TrainRow], family: ModelFamily, device: torch.d
         for name in ("log_prob", "advantage"):
             if not np.isfinite(row[name]):  # type: ignore[literal-required]
                 raise ValueError(f"sample {row['sample_index']}: {name} at σ = {row['sigma']:.4f} is {row[name]}")  # type: ignore[literal-required]
-    negative = [row.get("negative_conditions") for row in rows]
     outputs = [row.get("model_output") for row in rows]
     return PairBatch(
         latents=_stack(rows, "latents", device),
@@ -119,31 +144,39 @@ def collate_pairs(rows: Sequence[TrainRow], family: ModelFamily, device: torch.d
         trained=_numbers(rows, "trained", device),
         model_outputs=None if any(o is None for o in outputs) else _stack(rows, "model_output", device),
         conditions=_conditions([row["conditions"] for row in rows], family, device),
-        negative_conditions=None
-        if any(entry is None for entry in negative)
-        else _conditions([entry for entry in negative if entry is not None], family, device),
+        negative_conditions=_negative(rows, family, device),
     )
 
 
 def collate_pictures(
     rows: Sequence[TrainRow], family: ModelFamily, device: torch.device, *, flow_shift: float
 ) -> PictureBatch:
-    """Noise pictures: noise level and noise of each come from its own seed, whatever batch it is in."""
+    """Noise pictures: what is drawn for each comes from its own seed, whatever batch it is in."""
     clean = _stack(rows, "clean", device)
     sigmas, noises = [], []
     for row in rows:
         generator = torch.Generator().manual_seed(row["seed"])
-        sigmas.append(logit_normal_sigmas(1, generator, shift=flow_shift))
+        given = "sigma" in row
+        sigmas.append(torch.tensor([row["sigma"]]) if given else logit_normal_sigmas(1, generator, shift=flow_shift))
         noises.append(torch.randn(clean.shape[1:], generator=generator))
     sigma, noise = torch.cat(sigmas).to(device), torch.stack(noises).to(device)
+    timesteps = [row.get("timestep", float(s) * TIMESTEPS_A_SIGMA) for row, s in zip(rows, sigmas, strict=True)]
     return PictureBatch(
         clean=clean,
         noise=noise,
         noisy=add_noise(clean, noise, sigma),
         sigma=sigma,
+        timesteps=torch.tensor(timesteps, dtype=torch.float32, device=device),
+        advantages=torch.tensor([row.get("advantage", 0.0) for row in rows], device=device),
         trained=_numbers(rows, "trained", device),
         conditions=_conditions([row["conditions"] for row in rows], family, device),
+        negative_conditions=_negative(rows, family, device),
     )
+
+
+def _negative(rows: Sequence[Any], family: ModelFamily, device: torch.device) -> dict[str, Tensor] | None:
+    entries = [row.get("negative_conditions") for row in rows]
+    return None if any(entry is None for entry in entries) else _conditions(entries, family, device)
 
 
 def _stack(rows: Sequence[Any], name: str, device: torch.device) -> Tensor:

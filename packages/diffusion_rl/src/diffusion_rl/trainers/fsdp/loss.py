@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diffusion_rl.algorithms.flow_grpo import flow_grpo_loss, reference_kl
 from diffusion_rl.algorithms.grpo_guard import guard_log_ratio
+from diffusion_rl.algorithms.nft import nft_loss, optimality, velocity_distance
 from diffusion_rl.algorithms.sft import flow_matching_loss
 from diffusion_rl.algorithms.step_dynamics import StepDynamics, Transition, step_dynamics
 from diffusion_rl.trainers.fsdp.batch import PairBatch, PictureBatch
@@ -98,6 +99,39 @@ def sft_loss(batch: PictureBatch, velocity: Tensor, *, global_pairs: int) -> Los
     per_picture = flow_matching_loss(velocity, batch.clean, batch.noise)
     loss = (per_picture * batch.trained / max(global_pairs, 1)).sum()
     return LossOutput(loss, {"loss": loss.detach()})
+
+
+def nft_loss_of(
+    batch: PictureBatch, velocity: Tensor, settings: FsdpTrainerSettings, *, global_pairs: int
+) -> LossOutput:
+    """DiffusionNFT's loss, the mean over all trained pairs of the optimizer step, this micro-batch's part of it."""
+    assert batch.old_velocity is not None
+    weights = batch.trained / max(global_pairs, 1)
+    result = nft_loss(
+        velocity,
+        batch.old_velocity,
+        batch.clean,
+        batch.noisy,
+        batch.sigma,
+        optimality(batch.advantages, adv_clip_max=settings.diffusion_adv_clip_max),
+        beta=settings.diffusion_nft_beta,
+        adv_clip_max=settings.diffusion_adv_clip_max,
+        adaptive_weight=settings.diffusion_nft_adaptive_weight,
+    )
+    loss = (result.loss * weights).sum()
+    metrics = {
+        "nft_loss": loss.detach(),
+        "nft_positive": (result.positive * weights).sum(),
+        "nft_negative": (result.negative * weights).sum(),
+        "old_velocity_distance": (velocity_distance(velocity.detach(), batch.old_velocity) * weights).sum(),
+    }
+    if batch.ref_velocity is not None:
+        kl = (velocity_distance(velocity, batch.ref_velocity) * weights).sum()
+        metrics["kl_loss"] = kl.detach()
+        if settings.diffusion_kl_beta:
+            loss = loss + settings.diffusion_kl_beta * kl
+    metrics["loss"] = loss.detach()
+    return LossOutput(loss, metrics)
 
 
 def output_differences(ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

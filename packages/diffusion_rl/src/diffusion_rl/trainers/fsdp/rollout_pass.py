@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from diffusion_rl.models.family import Guidance
 from diffusion_rl.models.forward import predict_velocity
 from diffusion_rl.trainers.fsdp.batch import PairBatch, PictureBatch, collate_pairs, collate_pictures
-from diffusion_rl.trainers.fsdp.loss import LossOutput, output_differences, policy_loss, sft_loss, step_of
+from diffusion_rl.trainers.fsdp.loss import LossOutput, nft_loss_of, output_differences, policy_loss, sft_loss, step_of
 from shared_runtime.training.fsdp import set_last_micro_batch
 from shared_runtime.training.metrics import RunningMetrics
 from shared_runtime.training.plan import StepPlan
 
 if TYPE_CHECKING:
     from diffusion_rl.trainers.fsdp.trainer import FsdpTrainer
-
-# The scheduler's timesteps are its noise levels times this.
-TIMESTEPS_A_SIGMA = 1000.0
 
 
 class RolloutPass:
@@ -37,19 +35,39 @@ class RolloutPass:
 
     def run(self) -> dict[str, float]:
         """Take all optimizer steps; return the metrics."""
+        old = self._old_velocities() if self.settings.loss_type == "nft" else None
         for index, step in enumerate(self.steps):
-            self._optimizer_step(index, step)
+            self._optimizer_step(index, step, None if old is None else old[index])
         reduced = self.metrics.reduce(self.trainer.all_reduce_sum, len(self.steps), self.trainer.all_reduce_max)
         return {f"train/{key}": value for key, value in reduced.items()}
 
-    def _optimizer_step(self, index: int, step: StepPlan) -> None:
+    @torch.no_grad()
+    def _old_velocities(self) -> list[list[Tensor]]:
+        """Of the policy that sampled, which is the moving average, for each step and micro-batch."""
+        trainer = self.trainer
+        assert trainer.ema is not None
+        with trainer.ema.swapped_in():
+            return [
+                [
+                    self._velocity(trainer.model, self._pictures([step.rows[i] for i in indices]))
+                    for indices in step.micro_batches
+                ]
+                for step in self.steps
+            ]
+
+    def _optimizer_step(self, index: int, step: StepPlan, old: list[Tensor] | None) -> None:
         trainer = self.trainer
         frozen = self.settings.debug_skip_optimizer_step
         for position, indices in enumerate(step.micro_batches):
             set_last_micro_batch(trainer.model, position == len(step.micro_batches) - 1)
             rows: list[Any] = [step.rows[i] for i in indices]
             with torch.set_grad_enabled(not frozen):
-                result = self._loss(rows, step.global_num_tokens, first=index == 0)
+                if old is not None:
+                    result = self._nft_loss(rows, step.global_num_tokens, old[position])
+                elif self.settings.loss_type == "sft_loss":
+                    result = self._sft_loss(rows, step.global_num_tokens)
+                else:
+                    result = self._policy_loss(rows, step.global_num_tokens, first=index == 0)
             if not frozen:
                 result.loss.backward()
             for key, value in result.metrics.items():
@@ -59,13 +77,28 @@ class RolloutPass:
         else:
             trainer.optimizer_step(self.metrics, f"optimizer step {index} of rollout {self.rollout_id}")
 
-    def _loss(self, rows: list[Any], global_pairs: int, *, first: bool) -> LossOutput:
+    def _pictures(self, rows: list[Any]) -> PictureBatch:
+        trainer = self.trainer
+        return collate_pictures(rows, trainer.family, trainer.context.device, flow_shift=self.settings.fsdp_flow_shift)
+
+    def _sft_loss(self, rows: list[Any], global_pairs: int) -> LossOutput:
+        """Without guidance: supervised training fits the conditional velocity."""
+        trainer = self.trainer
+        batch = self._pictures(rows)
+        velocity = self._velocity(trainer.model, batch, trainer.family.guidance(1.0))
+        return sft_loss(batch, velocity, global_pairs=global_pairs)
+
+    def _nft_loss(self, rows: list[Any], global_pairs: int, old: Tensor) -> LossOutput:
+        trainer = self.trainer
+        batch = self._pictures(rows)
+        batch.old_velocity = old
+        if trainer.reference is not None:
+            with torch.no_grad():
+                batch.ref_velocity = self._velocity(trainer.reference, batch)
+        return nft_loss_of(batch, self._velocity(trainer.model, batch), self.settings, global_pairs=global_pairs)
+
+    def _policy_loss(self, rows: list[Any], global_pairs: int, *, first: bool) -> LossOutput:
         trainer, settings = self.trainer, self.settings
-        if settings.loss_type == "sft_loss":
-            pictures = collate_pictures(
-                rows, trainer.family, trainer.context.device, flow_shift=settings.fsdp_flow_shift
-            )
-            return sft_loss(pictures, self._velocity_of_pictures(pictures), global_pairs=global_pairs)
         batch = collate_pairs(rows, trainer.family, trainer.context.device)
         if trainer.reference is not None:
             with torch.no_grad():
@@ -76,32 +109,17 @@ class RolloutPass:
             self._compare_with_rollout(batch, velocity, result)
         return result
 
-    def _velocity(self, model: Any, batch: PairBatch) -> Tensor:
+    def _velocity(self, model: Any, batch: PairBatch | PictureBatch, guidance: Guidance | None = None) -> Tensor:
         trainer = self.trainer
         return predict_velocity(
             trainer.family,
             model,
-            batch.latents,
+            batch.latents if isinstance(batch, PairBatch) else batch.noisy,
             batch.timesteps,
             batch.conditions,
             batch.negative_conditions,
-            trainer.guidance,
+            trainer.guidance if guidance is None else guidance,
             extra=trainer.forward_arguments(len(batch)),
-            forward_dtype=trainer.precision.compute,
-        )
-
-    def _velocity_of_pictures(self, batch: PictureBatch) -> Tensor:
-        """Without guidance: supervised training fits the conditional velocity."""
-        trainer = self.trainer
-        return predict_velocity(
-            trainer.family,
-            trainer.model,
-            batch.noisy,
-            batch.sigma * TIMESTEPS_A_SIGMA,
-            batch.conditions,
-            None,
-            trainer.family.guidance(1.0),
-            extra=trainer.forward_arguments(len(batch.sigma)),
             forward_dtype=trainer.precision.compute,
         )
 

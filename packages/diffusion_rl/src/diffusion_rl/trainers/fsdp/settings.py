@@ -52,8 +52,12 @@ class FsdpTrainerSettings(FsdpSettings):
     """A class with the methods of `StepDynamics` in place of `diffusion_sde_type`."""
 
     # Objective
-    loss_type: Literal["policy_loss", "sft_loss"] = "policy_loss"
-    """Flow-GRPO, or flow matching on pictures."""
+    loss_type: Literal["policy_loss", "nft", "sft_loss"] = "policy_loss"
+    """Flow-GRPO, DiffusionNFT, or flow matching on pictures."""
+    diffusion_nft_beta: float = 1.0
+    """How far the implicit policies of DiffusionNFT lie from the old one."""
+    diffusion_nft_adaptive_weight: bool = True
+    """Divide DiffusionNFT's errors by their own size."""
     diffusion_clip_range: float = 1e-4
     """Clip range of the ratio."""
     diffusion_adv_clip_max: float = 5.0
@@ -62,6 +66,18 @@ class FsdpTrainerSettings(FsdpSettings):
     """Weight of the divergence from the reference."""
     diffusion_grpo_guard: bool = False
     """Ratio with GRPO-Guard's correction."""
+    use_ema: bool = False
+    """Keep a moving average of the weights."""
+    rollout_weights: Literal["actor", "ema"] = "actor"
+    """Which weights are published."""
+    ema_decay_init: float = 0.001
+    """Decay during the flat period."""
+    ema_decay_ramp: float = 0.001
+    """Its increase an optimizer step after that, from zero."""
+    ema_decay_max: float = 0.5
+    """Its ceiling."""
+    ema_decay_flat_steps: int = 0
+    """Optimizer steps of the flat period."""
     ref_mode: Literal["none", "ref"] = "none"
     """Whether a frozen reference is loaded."""
     fsdp_flow_shift: float = 3.0
@@ -78,5 +94,7 @@ class FsdpTrainerSettings(FsdpSettings):
         super().check()
         if self.diffusion_kl_beta > 0 and self.ref_mode == "none":
             raise ValueError(f"diffusion_kl_beta {self.diffusion_kl_beta} has no effect with ref_mode none")
+        if (self.loss_type == "nft" or self.rollout_weights == "ema") and not self.use_ema:
+            raise ValueError("loss_type nft and rollout_weights ema need use_ema")
         if self.loss_type == "policy_loss" and self.diffusion_sde_type == "ode" and self.sde_step_backend is None:
             raise ValueError("diffusion_sde_type ode has no log-probs, which the policy loss needs")

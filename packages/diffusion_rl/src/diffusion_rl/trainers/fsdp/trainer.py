@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from diffusion_rl.algorithms.ema import ema_decay
 from diffusion_rl.models.loading import component_config
 from diffusion_rl.models.registry import resolve_family
+from diffusion_rl.trainers.fsdp.ema import WeightAverage
 from diffusion_rl.trainers.fsdp.loading import load_transformer
 from diffusion_rl.trainers.fsdp.rollout_pass import RolloutPass
 from diffusion_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from diffusion_rl.trainers.fsdp.weights import save_pipeline
 from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
+from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
 from shared_runtime.training.plan import StepPlan
 
@@ -28,6 +33,8 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         world_size: Number of ranks.
         init_method: Where ranks meet, e.g. `tcp://10.0.0.1:29500`; a single rank needs none.
     """
+
+    ema: WeightAverage | None = None
 
     def __init__(
         self, settings: FsdpTrainerSettings, rank: int = 0, world_size: int = 1, init_method: str | None = None
@@ -53,11 +60,54 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         with warnings.catch_warnings():
             # FSDP warns of outputs that are views, where someone might write into them; nobody does here.
             warnings.filterwarnings("ignore", message=".*returned a view tensor")
-            return RolloutPass(self, rollout_id, steps).run()
+            metrics = RolloutPass(self, rollout_id, steps).run()
+        if self.ema is not None and not self.settings.debug_skip_optimizer_step:
+            decay = self._ema_decay()
+            self.ema.update(decay)
+            metrics["train/ema_decay"] = decay
+        return metrics
 
-    def published_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
         """The component's parameters; its buffers never change."""
         return dict(self.model.named_parameters())
+
+    def published_tensors(self) -> dict[str, Tensor]:
+        """The same, or their moving averages with `rollout_weights` ema."""
+        if self.ema is not None and self.settings.rollout_weights == "ema":
+            return self.checkpoint_tensors() | self.ema.averages
+        return self.checkpoint_tensors()
+
+    def extra_state(self) -> dict[str, Mapping[str, Tensor]]:
+        """The moving averages; their decay follows the schedule's step."""
+        return {} if self.ema is None else {"ema": self.ema.averages}
+
+    def init(self) -> TrainerInfo:
+        """See :class:`FsdpTrainerBase`; the moving average starts as the weights."""
+        info = super().init()
+        self.ema = WeightAverage(self.model) if self.settings.use_ema else None
+        return info
+
+    def sleep(self) -> None:
+        """Move model, optimizer and averages to host memory."""
+        super().sleep()
+        if self.ema is not None and self.lease.moves:
+            self.ema.move(torch.device("cpu"))
+
+    def wake_up(self) -> None:
+        """Move them back."""
+        super().wake_up()
+        if self.ema is not None and self.lease.moves:
+            self.ema.move(self.context.device)
+
+    def _ema_decay(self) -> float:
+        s = self.settings
+        return ema_decay(
+            self.schedule.last_epoch,
+            decay_init=s.ema_decay_init,
+            decay_ramp=s.ema_decay_ramp,
+            decay_max=s.ema_decay_max,
+            flat_steps=s.ema_decay_flat_steps,
+        )
 
     def forward_arguments(self, batch_size: int) -> dict[str, Any]:
         """The transformer's arguments that depend on the picture's size only."""
