@@ -143,10 +143,11 @@ def test_a_run_of_nft(config: TrainConfig, tiny_sd3_dir: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_run_through_ray(config: TrainConfig) -> None:
+    """Two trainer ranks and two engines."""
     config = dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, in_process=False),
-        cluster=ClusterConfig(colocate=True),
+        cluster=ClusterConfig(colocate=True, actor_num_gpus_per_node=2),
         batch=dataclasses.replace(config.batch, num_rollout=1),
     )
     result = train(config)
