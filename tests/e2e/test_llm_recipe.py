@@ -20,7 +20,7 @@ def recipe(*flags: str, runs: Path, timeout: float = 400) -> subprocess.Complete
     return subprocess.run(
         [sys.executable, "scripts/run_llm_grpo.py", "--runs-dir", str(runs), *flags],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

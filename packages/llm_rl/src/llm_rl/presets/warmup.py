@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from llm_rl.engines.local import LocalEngine
 from llm_rl.presets.tiny import write_model
@@ -36,9 +39,20 @@ def warm_up(directory: Path, sums: Path, *, seed: int = 0) -> None:
     Raises:
         RuntimeError: If it doesn't learn.
     """
-    with tempfile.TemporaryDirectory() as untrained:
+    with tempfile.TemporaryDirectory() as untrained, _one_thread():
         write_model(Path(untrained), seed)
         _train(Path(untrained), directory, sums, seed)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """A model of this size gains nothing from a second thread, and loses much when another process wants the core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _train(untrained: Path, directory: Path, sums: Path, seed: int) -> None:
