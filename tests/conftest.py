@@ -19,6 +19,9 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     RAY_DISABLE_IMPORT_WARNING="1",
 )
+# Without compiled modules every process that a test starts would compile torch and Ray anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Several torch processes on few cores are many times slower with a thread pool each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

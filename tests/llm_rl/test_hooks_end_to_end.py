@@ -75,7 +75,12 @@ def run(tmp_path: Path, tiny_model_dir: Path, sums: Path, monkeypatch: pytest.Mo
             "run": {"in_process": True, "runs_dir": tmp_path / "runs"},
             "model": {"hf_checkpoint": tiny_model_dir},
             "data": {"prompt_data": f"{sums}@[0:64]", "rollout_shuffle": False},
-            "batch": {"num_rollout": 2, "rollout_batch_size": PROMPTS, "n_samples_per_prompt": GROUP},
+            "batch": {
+                "num_rollout": 2,
+                "rollout_batch_size": PROMPTS,
+                "n_samples_per_prompt": GROUP,
+                "num_steps_per_rollout": 1,
+            },
             "sampling": {"rollout_max_response_len": LENGTH},
             "evaluation": {"eval_prompt_data": (), "eval_interval": None, "eval_target": None},
             "reward": {"rm_type": "random"},

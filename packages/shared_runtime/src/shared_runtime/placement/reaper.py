@@ -67,6 +67,7 @@ def end_marked(directory: str, patience_s: float = 10.0) -> None:
 
 
 def main(directory: str, driver: int) -> None:
+    """Wait until the driver is gone, then end everything that belongs to its local cluster."""
     # A forked child of the driver may hold the other end of the pipe: look at the parent, too.
     while os.getppid() == driver and not select.select([0], [], [], 0.5)[0]:
         pass
