@@ -21,7 +21,6 @@ os.environ.update(
 )
 # Without compiled modules every process that a test starts would compile torch and Ray anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 # Several torch processes on few cores are many times slower with a thread pool each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
