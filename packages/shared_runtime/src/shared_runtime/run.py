@@ -25,6 +25,7 @@ from shared_runtime.config import (
 from shared_runtime.domain import Domain
 from shared_runtime.loop import LoopResult, LoopSettings, TrainLoop
 from shared_runtime.placement.cluster import ClusterError
+from shared_runtime.placement.failures import WorkerDied
 from shared_runtime.placement.groups import WorkerGroup
 from shared_runtime.tracking.build import build_tracker
 from shared_runtime.tracking.run_dir import RunDirectory, open_run_directory
@@ -241,6 +242,9 @@ def run_from_command_line(
     except (ConfigError, RunDirectoryError, ClusterError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except WorkerDied as error:
+        print(f"error: {error}\nthe same command goes on from the last checkpoint", file=sys.stderr)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         raise SystemExit(130) from None
