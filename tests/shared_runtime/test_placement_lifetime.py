@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared_runtime.placement.cluster import ClusterError, check_capacity, ray_cluster
+from shared_runtime.placement.cluster import ClusterError, check_capacity
 from shared_runtime.placement.layout import Pool, lay_out
 from shared_runtime.placement.processes import last_lines
-from shared_runtime.placement.ray_group import RayWorkerGroup
 
 DRIVER = Path(__file__).with_name("placement_driver.py")
 
@@ -141,43 +140,56 @@ def test_a_lost_peer_is_not_the_reason(text: str) -> None:
     assert classify(raised(ValueError("the store is closed"))) is Kind.RAISED
 
 
+OWNER = """
+import ray, sys
+ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, _node_ip_address="127.0.0.1")
+print("address", ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+USER = """
+import sys
+import my_hook
+from shared_runtime.placement.cluster import ClusterError, ray_cluster
+from shared_runtime.placement.layout import Pool, lay_out
+from shared_runtime.placement.ray_group import RayWorkerGroup
+
+address = sys.argv[1]
+try:
+    with ray_cluster(lay_out([Pool((3,), {"actor": 1})]), address=address):
+        print("a cluster of 2 gave 3")
+except ClusterError as error:
+    print(error)
+with ray_cluster(lay_out([Pool((1,), {"actor": 1})]), address=address) as cluster:
+    print("local", cluster.local)
+    group = RayWorkerGroup(my_hook.Hook, [{}], cluster=cluster, role="actor", collective=True)
+    print(group.call("name"))
+    group.shutdown()
+with ray_cluster(lay_out([Pool((2,), {"actor": 1})]), address=address) as cluster:
+    print(len(cluster.slots("actor")), "slots")
+"""
+
+
 @pytest.mark.ray
 @pytest.mark.slow
-def test_an_existing_cluster_is_used_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = (
-        "import ray, sys\n"
-        "ray.init(address='local', num_cpus=2, num_gpus=0, include_dashboard=False, _node_ip_address='127.0.0.1')\n"
-        "print('address', ray.get_runtime_context().gcs_address, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
+def test_an_existing_cluster_is_used_and_left(tmp_path: Path) -> None:
     (tmp_path / "my_hook.py").write_text("class Hook:\n    def name(self):\n        return __name__\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    owner = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"RAY_AUTH_MODE": "disabled"},  # on the loopback interface only
-    )
+    # Both without Ray's token, on the loopback interface only. A process keeps the mode of its first cluster, hence
+    # a process of its own for the user, too.
+    env = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(tmp_path)}
+    pipe = subprocess.PIPE
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=pipe, stdout=pipe, text=True, env=env)
     assert owner.stdout is not None
     try:
         address = next(line.split()[1] for line in owner.stdout if line.startswith("address"))
-        with (
-            pytest.raises(ClusterError, match=r"needs 3 CPU \(3 by node\), the cluster has 2"),
-            ray_cluster(lay_out([Pool((3,), {"actor": 1})]), address=address),
-        ):
-            pass
-        import my_hook
-
-        with ray_cluster(lay_out([Pool((1,), {"actor": 1})]), address=address) as cluster:
-            assert not cluster.local
-            # Hooks beside the user's script are found in the workers.
-            group = RayWorkerGroup(my_hook.Hook, [{}], cluster=cluster, role="actor", collective=True)
-            assert group.call("name") == ["my_hook"]
-            group.shutdown()
+        user = subprocess.run(
+            [sys.executable, "-c", USER, address], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200
+        )
+        assert user.returncode == 0, user.stderr
+        refusal, *rest = user.stdout.splitlines()
+        assert "needs 3 CPU (3 by node), the cluster has 2" in refusal
+        # Hooks beside the user's script are found in the workers.
+        assert rest == ["local False", "['my_hook']", "2 slots"]
         assert owner.poll() is None
-        with ray_cluster(lay_out([Pool((2,), {"actor": 1})]), address=address) as cluster:
-            assert len(cluster.slots("actor")) == 2
     finally:
         owner.communicate(timeout=30)
