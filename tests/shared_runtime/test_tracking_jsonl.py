@@ -28,7 +28,7 @@ def test_one_object_a_line_with_step_first(tmp_path):
     sink.log(0, {"train/loss": 0.5, "train/grad_norm": None})
     sink.log_samples(0, [{"prompt": "1+1=", "reward": 1.0}, {"prompt": "größer\n", "reward": float("nan")}])
     # Nothing is closed: a row is in the file as soon as it is logged.
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "train/loss": 0.5, "train/grad_norm": null}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step":0,"train/loss":0.5,"train/grad_norm":null}\n'
     assert lines(tmp_path / "samples.jsonl") == [
         {"step": 0, "prompt": "1+1=", "reward": 1.0},
         {"step": 0, "prompt": "größer\n", "reward": None},
@@ -132,7 +132,8 @@ def test_full_disk_is_an_error_and_leaves_whole_rows(tmp_path):
     assert not path.read_bytes().endswith(b"\n")  # the failed row is torn ...
     JsonlFile(path).close()
     assert [row["step"] for row in lines(path)] == list(range(len(lines(path))))  # ... and repaired
-    assert len(lines(path)) == 1000 // len('{"step": 10, "a": 0.5}\n')
+    assert sum(len(f'{{"step":{step},"a":0.5}}\n') for step in range(len(lines(path)))) <= 1000 - 1
+    assert len(lines(path)) > 40
 
 
 def test_unwritable_directory_is_an_error_at_the_door(tmp_path):

@@ -55,7 +55,7 @@ def test_non_finite_values_are_null_and_counted(tmp_path, caplog):
 def test_scalars_of_any_library_are_numbers(tmp_path, value):
     with Tracker([JsonlSink(tmp_path / "metrics.jsonl")]) as tracker:
         tracker.log(0, {"a": value, "n": 3, "flag": True})
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "a": 0.25, "n": 3, "flag": 1}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step":0,"a":0.25,"n":3,"flag":1}\n'
 
 
 @pytest.mark.parametrize("value", ["0.5", None, [1.0], torch.zeros(2)])

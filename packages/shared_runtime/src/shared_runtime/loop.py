@@ -88,8 +88,8 @@ class TrainLoop:
         rollout = self.event_loop.run(self.domain.rollout(rollout_id))
         metrics = dict(rollout.metrics)
         if self.trainers is not None:
-            plans = self.domain.plan(rollout_id, rollout)
             with self.timers("actor_train"):
+                plans = self.domain.plan(rollout_id, rollout)
                 self._hand_device_to_trainers()
                 metrics |= self.trainers.call_each("train", [(rollout_id, steps) for steps in plans])[0]
             self._publish(version=rollout_id + 1)

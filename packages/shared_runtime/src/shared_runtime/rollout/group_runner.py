@@ -86,7 +86,7 @@ class GroupRunner(Generic[S]):
 
     async def stop(self) -> None:
         """Cancel what is still running and wait until it is gone."""
-        tasks = list(self._tasks)
+        tasks = [task for task in self._tasks if not task.done()]
         for task in tasks:
             task.cancel()
         if tasks:

@@ -16,11 +16,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import orjson
+
 from shared_runtime.tracking.sink import Metrics, Row, Sink, TrackingError
 
 logger = logging.getLogger(__name__)
 
-_STEP = re.compile(rb'\{"step": (-?\d+)[,}]')
+_STEP = re.compile(rb'\{"step": ?(-?\d+)[,}]')
 _BLOCK = 1 << 16
 
 
@@ -75,7 +77,7 @@ class JsonlFile:
         Raises:
             TrackingError: If they can't be written (disk full, no permission) or hold something JSON has no form for.
         """
-        data = "".join(self._encode(row) + "\n" for row in rows).encode("utf-8", errors="backslashreplace")
+        data = b"".join(self._encode(row) + b"\n" for row in rows)
         view = memoryview(data)
         try:
             while view:
@@ -120,9 +122,14 @@ class JsonlFile:
             return int(match[1])
         return int(_parse(line, self.path, number)["step"])
 
-    def _encode(self, row: Mapping[str, Any]) -> str:
+    def _encode(self, row: Mapping[str, Any]) -> bytes:
         try:
-            return json.dumps(_plain(row), ensure_ascii=False, allow_nan=False)
+            return orjson.dumps(row)
+        except TypeError:
+            pass  # a path, an array, a lone surrogate: rare, and slow to look for in every row
+        try:
+            text = json.dumps(_plain(row), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return text.encode("utf-8", errors="backslashreplace")
         except (TypeError, ValueError) as error:
             raise TrackingError(f"{self.path.name}: a row of step {row.get('step')} is no JSON: {error}") from error
 
