@@ -52,7 +52,7 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
             prompt_data=str(sums / "train.jsonl"), input_key="prompt", label_key="label", rollout_shuffle=True
         ),
         batch=BatchConfig(
-            num_rollout=300,
+            num_rollout=200,
             rollout_batch_size=128,
             n_samples_per_prompt=4,
             num_steps_per_rollout=2,
@@ -68,7 +68,14 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
         ),
         reward=RewardConfig(rm_type="math"),
         algorithm=AlgorithmConfig(observe_training_entropy=True),
-        optimizer=OptimizerConfig(lr=2e-4, lr_warmup_iters=10, weight_decay=0.0),
+        optimizer=OptimizerConfig(
+            lr=4e-4,
+            min_lr=4e-5,
+            lr_decay_style="linear",
+            lr_warmup_iters=20,
+            lr_decay_iters=260,
+            weight_decay=0.0,
+        ),
         fsdp=FsdpConfig(train_dtype="fp32"),
         checkpoint=CheckpointConfig(save_interval=20),
     )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from llm_rl.engines.local import LocalEngine
 from llm_rl.presets.tiny import write_model
@@ -22,6 +19,7 @@ from shared_runtime.training.plan import plan_rollout
 from shared_runtime.weight_sync.session import publish
 
 BATCH_SIZE = 128
+CHECK_FROM = 120
 CHECK_EVERY = 5
 TARGET = 1 / 3
 MAX_STEPS = 1000
@@ -39,20 +37,9 @@ def warm_up(directory: Path, sums: Path, *, seed: int = 0) -> None:
     Raises:
         RuntimeError: If it doesn't learn.
     """
-    with tempfile.TemporaryDirectory() as untrained, _one_thread():
+    with tempfile.TemporaryDirectory() as untrained:
         write_model(Path(untrained), seed)
         _train(Path(untrained), directory, sums, seed)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """A model of this size gains nothing from a second thread, and loses much when another process wants the core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _train(untrained: Path, directory: Path, sums: Path, seed: int) -> None:
@@ -67,7 +54,7 @@ def _train(untrained: Path, directory: Path, sums: Path, seed: int) -> None:
         for step in range(1, MAX_STEPS + 1):
             batch = [rows[i] for i in rng.choice(len(rows), BATCH_SIZE, replace=False)]
             trainer.call_each("train", [(step, _plan(batch))])
-            if step % CHECK_EVERY == 0:
+            if step >= CHECK_FROM and step % CHECK_EVERY == 0:
                 publish(trainer, engines, step, buffer_size=1 << 26)
                 if accuracy(engine, held_out, temperature=0.0) >= TARGET:
                     trainer.call("save_hf", directory)
