@@ -55,6 +55,7 @@ def run_tandem(settings: argparse.Namespace, directory: Path) -> None:
             num_rollout=settings.steps + WARM_STEPS + 1,
             rollout_batch_size=settings.prompts,
             n_samples_per_prompt=settings.group_size,
+            num_steps_per_rollout=1,
         ),
         sampling=dataclasses.replace(base.sampling, rollout_max_response_len=settings.max_new_tokens),
         evaluation=EvalConfig(),

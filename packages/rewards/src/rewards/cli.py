@@ -12,7 +12,7 @@ import tyro
 
 from rewards.offline import Keys, score_file
 from rewards.registry import get_spec
-from rewards.request import MissingExtraError, RewardError
+from rewards.request import RewardError
 from rewards.scoring import prepare
 
 
@@ -42,14 +42,8 @@ class Serve:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port {self.port} is no port: 0 to 65535")
         options = read_options(self.options, self.rm_url)
-        try:
-            import uvicorn
+        from rewards.server import create_app, listen  # the serve extra
 
-            from rewards.server import create_app
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(
-                f"rewards serve needs {error.name}: install the extra with `uv pip install 'tandem-rewards[serve]'`."
-            ) from error
         app = create_app(
             self.rm_type,
             options,
@@ -57,7 +51,7 @@ class Serve:
             max_waiting=self.max_waiting,
             max_body_mb=self.max_body_mb,
         )
-        uvicorn.run(app, host=self.host, port=self.port, log_level="warning", access_log=False)
+        listen(app, self.host, self.port)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A reward service over HTTP: `rewards serve`. The other end of `remote_rm`."""
+"""A reward service over HTTP: `rewards serve` (extra: `serve`). The other end of `remote_rm`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
-from fastapi import Body, FastAPI, HTTPException
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rewards.request import LabelError, RewardError, RewardRequest, RewardServiceError, Score, UnknownRewardError
+from rewards.request import (
+    LabelError,
+    MissingExtraError,
+    RewardError,
+    RewardRequest,
+    RewardServiceError,
+    Score,
+    UnknownRewardError,
+)
 from rewards.scoring import prepare, score
 from rewards.wire import from_wire
+
+try:
+    import uvicorn
+    from fastapi import Body, FastAPI, HTTPException
+    from pydantic import BaseModel, ConfigDict, Field
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        f"rewards serve needs {error.name}: install the extra with `uv pip install 'tandem-rewards[serve]'`."
+    ) from error
 
 
 class ScoreRequest(BaseModel):
@@ -117,6 +132,11 @@ def create_app(
         return Status(rm_type=rm_type, **counts)
 
     return app
+
+
+def listen(app: FastAPI, host: str, port: int) -> None:
+    """Serve until stopped."""
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 
 def _score(items: list[ScoreRequest], rm_type: str, options: Mapping[str, Mapping[str, Any]] | None) -> list[Score]:

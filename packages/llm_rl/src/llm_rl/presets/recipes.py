@@ -112,7 +112,7 @@ def smollm2_grpo(cache: Path | None = None) -> Preset:
         ),
         sampling=SamplingConfig(apply_chat_template=True, rollout_max_response_len=8),
         evaluation=EvalConfig(
-            eval_prompt_data=("chain_sum", str(tasks / "held_out.jsonl")), eval_interval=10, eval_temperature=0.0
+            eval_prompt_data=("chain_sum", str(tasks / "held_out.jsonl")), eval_interval=10, n_samples_per_eval_prompt=4
         ),
         algorithm=AlgorithmConfig(),
         optimizer=OptimizerConfig(lr=5e-6),
