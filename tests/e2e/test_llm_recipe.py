@@ -100,13 +100,19 @@ def test_the_run_directory_is_complete(default_run: tuple[Path, str]) -> None:
 def test_the_export_loads_and_scores_the_same(default_run: tuple[Path, str]) -> None:
     from llm_rl.engines.local import LocalEngine
     from llm_rl.presets.recipes import tiny_grpo
-    from llm_rl.presets.warmup import accuracy
+    from llm_rl.sample import GenerateRequest, SamplingParams
+    from rewards import RewardRequest, score
 
     directory, _ = default_run
-    held_out = tiny_grpo().config.evaluation.sets()["sums"]
+    held_out = rows(Path(tiny_grpo().config.evaluation.sets()["sums"]))
     engine = LocalEngine(directory / "hf")  # loads through AutoModelForCausalLM.from_pretrained
+    params = SamplingParams(max_new_tokens=4, temperature=0.0)
+    prompts = [tuple(engine.tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]) for row in held_out]
+    outputs = engine.generate([GenerateRequest(str(i), ids, params, seed=i) for i, ids in enumerate(prompts)])
+    responses = [engine.tokenizer.decode(list(output.output_ids), skip_special_tokens=True) for output in outputs]
+    requests = [RewardRequest(response, row["label"]) for response, row in zip(responses, held_out, strict=True)]
     last = [row["eval/sums"] for row in rows(directory / "metrics.jsonl") if "eval/sums" in row][-1]
-    assert accuracy(engine, rows(Path(held_out)), temperature=0.0) == pytest.approx(last, abs=1e-9)
+    assert sum(score(requests, "math")) / len(requests) == pytest.approx(last, abs=1e-9)
 
 
 @pytest.mark.slow
