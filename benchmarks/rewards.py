@@ -14,17 +14,14 @@ import logging
 import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# This file has the name of the package: its directory must not be searched first, here or in Ray's workers.
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+import _paths  # noqa: F401
 
-from rewards import RewardRequest, score  # noqa: E402
+from rewards import RewardRequest, score
 
 GOAL = 1.0
 METADATA = {"choices": ["red", "green", "blue", "grey"], "pattern": r"<think>.*</think>\s*<answer>.*</answer>"}
