@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import _paths  # noqa: F401
+import _common  # noqa: F401
 
 from llm_rl.config import TrainConfig
 from llm_rl.presets.recipes import tiny_grpo

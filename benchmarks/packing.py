@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import _paths  # noqa: F401
+import _common  # noqa: F401
 import numpy as np
 import torch
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-import _paths  # noqa: F401
+import _common  # noqa: F401
 
 from rewards import RewardRequest, score
 
