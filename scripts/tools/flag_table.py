@@ -1,6 +1,7 @@
-"""The table of all flags of `llm-rl train`, from the dataclasses that define them.
+"""The table of all flags of a program, from the dataclasses that define them.
 
 uv run scripts/tools/flag_table.py > docs/flags.md
+uv run scripts/tools/flag_table.py diffusion-rl > docs/diffusion_flags.md
 """
 
 from __future__ import annotations
@@ -9,27 +10,33 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import sys
 import textwrap
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from llm_rl.config import TrainConfig
+import diffusion_rl.config
+import llm_rl.config
 
-HEAD = """# Flags
+PROGRAMS: dict[str, type[Any]] = {
+    "llm-rl": llm_rl.config.TrainConfig,
+    "diffusion-rl": diffusion_rl.config.TrainConfig,
+}
+HEAD = """# Flags of `{program}`
 
-Every flag of `llm-rl train`, by the group under which a [config file](configuration.md) has it. Made by
+Every flag of `{program} train`, by the group under which a [config file](configuration.md) has it. Made by
 `scripts/tools/flag_table.py`.
 """
 
 
-def render(config_type: type[Any]) -> str:
+def render(program: str) -> str:
     """The whole page.
 
     Args:
-        config_type: A dataclass whose fields are dataclasses, one a group.
+        program: A key of `PROGRAMS`; its configuration is a dataclass whose fields are dataclasses, one a group.
     """
-    parts = [HEAD]
+    parts, config_type = [HEAD.format(program=program)], PROGRAMS[program]
     for group, kind in get_type_hints(config_type).items():
         summary = (inspect.getdoc(kind) or "").splitlines()[0]
         parts.append(f"## `{group}`\n\n{summary}\n\n| flag | value | default | |\n| - | - | - | - |\n{_rows(kind)}\n")
@@ -45,13 +52,23 @@ def _rows(group: type[Any]) -> str:
 
 
 def field_docstrings(group: type[Any]) -> dict[str, str]:
-    """The string literal below each field of a dataclass, on one line.
+    """The string literal below each field of a dataclass and of those it extends, on one line.
 
     Raises:
         ValueError: If a field has none; it would have no help text either.
     """
-    body = ast.parse(textwrap.dedent(inspect.getsource(group))).body[0].body  # type: ignore[attr-defined]
-    found = {
+    found: dict[str, str] = {}
+    for kind in reversed(group.__mro__[:-1]):
+        found |= _own_docstrings(kind)
+    missing = [f.name for f in dataclasses.fields(group) if f.name not in found]
+    if missing:
+        raise ValueError(f"{group.__name__}: no docstring below {', '.join(missing)}")
+    return found
+
+
+def _own_docstrings(kind: type[Any]) -> dict[str, str]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    return {
         field.target.id: " ".join(below.value.value.split())
         for field, below in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign)
@@ -60,10 +77,6 @@ def field_docstrings(group: type[Any]) -> dict[str, str]:
         and isinstance(below.value, ast.Constant)
         and isinstance(below.value.value, str)
     }
-    missing = [f.name for f in dataclasses.fields(group) if f.name not in found]
-    if missing:
-        raise ValueError(f"{group.__name__}: no docstring below {', '.join(missing)}")
-    return found
 
 
 def _flag(field: dataclasses.Field[Any]) -> str:
@@ -97,4 +110,4 @@ def _escape(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(render(TrainConfig), end="")
+    print(render(sys.argv[1] if len(sys.argv) > 1 else "llm-rl"), end="")

@@ -1,0 +1,23 @@
+"""Everything a diffusion run can be told, as typed groups. What stands here is the help text. Imports no torch."""
+
+from diffusion_rl.config.algorithm import AlgorithmConfig
+from diffusion_rl.config.checks import resolve
+from diffusion_rl.config.hooks import HooksConfig
+from diffusion_rl.config.model import DiffusionFsdpConfig, ModelConfig
+from diffusion_rl.config.rollout import DiffusionBatchConfig, EvalConfig, RewardConfig, SamplingConfig
+from diffusion_rl.config.train import TrainConfig, hook_args, numbers
+
+__all__ = [
+    "AlgorithmConfig",
+    "DiffusionBatchConfig",
+    "DiffusionFsdpConfig",
+    "EvalConfig",
+    "HooksConfig",
+    "ModelConfig",
+    "RewardConfig",
+    "SamplingConfig",
+    "TrainConfig",
+    "hook_args",
+    "numbers",
+    "resolve",
+]

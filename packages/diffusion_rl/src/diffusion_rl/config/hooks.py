@@ -1,0 +1,31 @@
+"""Your own Python at fixed places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HooksConfig:
+    """Your own Python at fixed places: `package.module.function`, checked before anything starts."""
+
+    rollout_function_path: str | None = None
+    """Replaces the whole rollout."""
+    eval_function_path: str | None = None
+    """Replaces the evaluation rollout."""
+    custom_rm_path: str | None = None
+    """The rewards of a group: `[async] def rm(args, samples) -> list`. Goes before --rm-type."""
+    dynamic_sampling_filter_path: str | None = None
+    """Keeps or rejects a scored group; rejected ones are replaced."""
+    buffer_filter_path: str | None = None
+    """Picks groups from the data source's buffer."""
+    rollout_sample_filter_path: str | None = None
+    """Marks samples to leave out of the loss."""
+    rollout_all_samples_process_path: str | None = None
+    """Sees all samples of a rollout, rejected ones too."""
+    custom_rollout_log_function_path: str | None = None
+    """Logs training rollouts; returning True suppresses the default."""
+    custom_eval_rollout_log_function_path: str | None = None
+    """Logs evaluation rollouts; returning True suppresses the default."""
+    sde_step_backend_path: str | None = None
+    """Class with your own step dynamics for the trainer, in place of --diffusion-sde-type."""
