@@ -31,6 +31,7 @@ from shared_runtime.config import (
     ConfigError,
     DataConfig,
     OptimizerConfig,
+    RewardPoolConfig,
     RunConfig,
     TrackingConfig,
     from_dict,
@@ -143,15 +144,18 @@ def test_a_run_of_nft(config: TrainConfig, tiny_sd3_dir: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_run_through_ray(config: TrainConfig) -> None:
-    """Two trainer ranks and two engines."""
+    """Two trainer ranks, two engines and two workers that score, all on the same two bundles."""
     config = dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, in_process=False),
         cluster=ClusterConfig(colocate=True, actor_num_gpus_per_node=2),
         batch=dataclasses.replace(config.batch, num_rollout=1),
+        reward_pool=RewardPoolConfig(reward_num_workers=2, reward_colocate=True),
     )
     result = train(config)
     row = {row["step"]: row for row in rows(result.metrics_path)}[0]
+    assert row["perf/reward_max_queue_depth_jpeg_compressibility"] >= 0
+    assert row["perf/reward_worker_restarts_jpeg_compressibility"] == 0
     assert row["train/ratio_abs_minus_1"] < 1e-6
     assert row["train/grad_norm"] > 0
 
@@ -171,6 +175,9 @@ def test_a_run_through_ray(config: TrainConfig) -> None:
         ({"reward": {"rm_type": "math"}}, "scores texts, not images"),
         ({"reward": {"rm_type": "ocr"}}, "prompts.jsonl:1"),
         ({"reward": {"rm_type": "shape"}}, "shapes"),
+        ({"reward": {"group_rm": True}}, "--group-rm needs --custom-rm-path"),
+        ({"reward_pool": {"reward_num_workers": 1}}, "--in-process has none"),
+        ({"reward_pool": {"reward_colocate": True}}, "--reward-colocate needs --reward-num-workers"),
         ({"batch": {"n_samples_per_prompt": 1}}, "every advantage would be 0"),
         ({"batch": {"micro_batch_size_sample": 3}}, "--micro-batch-size-sample 3 does not divide the 8 samples"),
         ({"batch": {"micro_batch_size_tstep": None}}, "go together"),

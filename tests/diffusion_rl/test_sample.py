@@ -1,29 +1,21 @@
-"""Seeds and microgroups."""
+"""Seeds and trajectories."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from diffusion_rl.sample import Microgroup, Sample, Trajectory, microgroups, request_seed
+from diffusion_rl.sample import Sample, Trajectory, request_seed
 from shared_runtime.data.serialize import sample_from_dict, sample_to_dict
-
-
-def test_microgroups_cover_the_group_in_order() -> None:
-    assert microgroups(16, 8) == [Microgroup(0, 8), Microgroup(8, 8)]
-    assert microgroups(7, 3) == [Microgroup(0, 3), Microgroup(3, 3), Microgroup(6, 1)]
-    assert microgroups(2, 8) == [Microgroup(0, 2)]
-    with pytest.raises(ValueError, match="--rollout-microgroup-size"):
-        microgroups(4, 0)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_seeds_are_distinct_and_do_not_depend_on_the_microgroup_size(size: int) -> None:
     seeds = [
-        request_seed(42, group, 8, part.start) + k
+        request_seed(42, group, 8, start) + k
         for group in range(50)
-        for part in microgroups(8, size)
-        for k in range(part.size)
+        for start in range(0, 8, size)
+        for k in range(min(size, 8 - start))
     ]
     assert seeds == list(range(42, 42 + 400))
 

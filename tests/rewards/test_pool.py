@@ -152,7 +152,7 @@ def test_colocated_pools_share_the_bundles() -> None:
     second = pool_module.RewardPool("f1", num_workers=1, placement_group=group, ledger=ledger, **shares)
     assert first.score([RewardRequest("5", "5")]) == [1.0]
     assert second.score([RewardRequest("cat", "cat")]) == [1.0]
-    with pytest.raises(ValueError, match=r"ocr wants 1 colocated workers and 0 bundles are free.*--ocr-num-workers"):
+    with pytest.raises(ValueError, match=r"ocr wants 1 colocated workers and 0 bundles are free.*--reward-num-workers"):
         pool_module.RewardPool("ocr", num_workers=1, placement_group=group, ledger=ledger)
     first.shutdown()
     assert ledger.take(1, "ocr") == [0]

@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from diffusion_rl.config import TrainConfig, hook_args
+from diffusion_rl.generation import GenerateState
 from diffusion_rl.media import AFTER, BEFORE, save_images
 from diffusion_rl.preflight import Prepared
-from diffusion_rl.rollout import DiffusionRollout, Evaluator, GenerateState
+from diffusion_rl.rollout import DiffusionRollout, Evaluator
 from diffusion_rl.sample import Sample, SamplingParams
 from diffusion_rl.scoring import RewardScorer
 from diffusion_rl.train_data import plan_pairs, rollout_advantages, samples_to_noised_rows, samples_to_rows
 from shared_runtime.data.source import RolloutDataSource
 from shared_runtime.engines.client import BatchingClient
-from shared_runtime.placement.groups import WorkerGroup
 from shared_runtime.rollout.rollout import RolloutHooks, RolloutSettings
 from shared_runtime.rollout.types import RolloutResult
 from shared_runtime.tracking.log_hooks import LogHooks
 from shared_runtime.training.plan import StepPlan
+from shared_runtime.workers import Workers
 
 
 class DiffusionDomain:
@@ -26,11 +27,11 @@ class DiffusionDomain:
 
     Args:
         prepared: The checked configuration with its prompts and hooks.
-        engines: Rollout engines.
+        workers: Rollout engines, and scorers if there are.
         media: Directory of the pictures.
     """
 
-    def __init__(self, prepared: Prepared, engines: WorkerGroup | None, media: Path) -> None:
+    def __init__(self, prepared: Prepared, workers: Workers, media: Path) -> None:
         config, hooks = prepared.config, prepared.hooks
         self.config, self.media = config, media
         self.nft_strategy = prepared.nft_strategy
@@ -41,10 +42,21 @@ class DiffusionDomain:
             self.args,
         )
         self.source = _data_source(prepared, self.args)
-        self.scorer = RewardScorer(rm_type=config.reward.rm_type, custom=hooks.get("--custom-rm-path"), args=self.args)
+        self.scorer = RewardScorer(
+            rm_type=config.reward.rm_type,
+            custom=hooks.get("--custom-rm-path"),
+            group_rm=config.reward.group_rm,
+            args=self.args,
+            pool=workers.reward_pool,
+        )
         client: Any = None
-        if engines is not None:
-            client = BatchingClient(engines, cost=lambda request: request.num_outputs * request.params.num_steps)
+        if workers.engines is not None:
+            # An engine batches nothing across requests, so each is a call of its own and is scored when it is there.
+            client = BatchingClient(
+                workers.engines,
+                max_batch_size=1,
+                cost=lambda request: request.num_outputs * request.params.num_steps,
+            )
         self.state = GenerateState(
             args=self.args,
             client=client,
@@ -53,6 +65,7 @@ class DiffusionDomain:
             strategy_path=config.sampling.diffusion_step_strategy_path or "",
             microgroup_size=config.batch.rollout_microgroup_size,
             rollout_seed=config.run.rollout_seed,
+            generate_function=hooks.get("--custom-generate-function-path"),
         )
         self.roll_out = DiffusionRollout(
             source=self.source,
@@ -77,6 +90,7 @@ class DiffusionDomain:
         """Sample and score one batch under weights of version `rollout_id`."""
         self.state.weight_version = rollout_id
         result = await self.roll_out(rollout_id)
+        result.metrics |= self.scorer.pop_metrics()
         seconds = result.generate_seconds + result.score_seconds
         samples = [sample for group in result.samples for sample in group]
         if self.log_hooks.rollout(rollout_id, samples, result.metrics, seconds):
@@ -87,6 +101,7 @@ class DiffusionDomain:
         """Score the evaluation sets under weights of version `rollout_id + 1`; keep pictures of the first one."""
         self.state.weight_version = rollout_id + 1
         result = await self.evaluator(rollout_id)
+        self.scorer.pop_metrics()  # a rollout's are its own
         if result.data:
             first = next(iter(result.data.values()))
             samples = [sample for sample in first["samples"] if isinstance(sample, Sample)]

@@ -12,6 +12,7 @@ from typing import Any
 from diffusion_rl.algorithms.nft_timesteps import NFT_STRATEGIES
 from diffusion_rl.algorithms.step_strategies import STEP_STRATEGIES, check_strategy
 from diffusion_rl.config import HooksConfig, TrainConfig, hook_args
+from diffusion_rl.generation import GENERATE_HOOK
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.models.loading import check_size
 from diffusion_rl.models.registry import check_checkpoint, check_task, resolve_family
@@ -30,6 +31,7 @@ _NFT_STRATEGY = "--diffusion-nft-timestep-strategy-path"
 MAX_PROMPT_PROBLEMS = 5
 
 DIFFUSION_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
+    "--custom-generate-function-path": GENERATE_HOOK,
     "--custom-rm-path": GROUP_REWARD_HOOK,
     "--sde-step-backend-path": ClassSpec(methods=("transition", "log_prob", "stochastic"), parameters=()),
     _STRATEGY: STRATEGY_HOOK,
@@ -65,7 +67,7 @@ def preflight(config: TrainConfig) -> Prepared:
         problems.collect(lambda: check_task(family, config.model.diffusion_task))
         problems.collect(lambda: check_size(str(config.model.hf_checkpoint), family, *size))
     problems.collect(lambda: _check_load(config))
-    problems.collect(lambda: layout_of(config.cluster, config.debug))
+    problems.collect(lambda: layout_of(config.cluster, config.debug, config.reward_pool))
     nft = config.algorithm.loss_type == "nft"
     if nft and config.sampling.diffusion_step_strategy_path is None:
         config = dataclasses.replace(

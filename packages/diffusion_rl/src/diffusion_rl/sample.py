@@ -162,25 +162,6 @@ class GenerateOutput:
     weight_version: int
 
 
-@dataclass(frozen=True)
-class Microgroup:
-    """Which members of a group go into one request: `members[start : start + size]`."""
-
-    start: int
-    size: int
-
-
-def microgroups(num_samples: int, size: int) -> list[Microgroup]:
-    """A group of `num_samples` in requests of at most `size`; the last one may be smaller.
-
-    Raises:
-        ValueError: If `size` is not positive.
-    """
-    if size < 1:
-        raise ValueError(f"--rollout-microgroup-size must be at least 1, not {size}")
-    return [Microgroup(start, min(size, num_samples - start)) for start in range(0, num_samples, size)]
-
-
 def request_seed(rollout_seed: int, group_index: int, n_samples_per_prompt: int, start: int = 0) -> int:
     """(rollout_seed + group_index·n) mod 2³¹ + index of the request's first sample in its group.
 

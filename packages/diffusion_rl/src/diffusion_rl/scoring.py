@@ -1,35 +1,63 @@
-"""The reward of an image: built-in scorers in batches, or the user's function on a group."""
+"""The reward of an image: built-in scorers in batches, or the user's function on a microgroup or a group."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from diffusion_rl.sample import Sample
 from rewards import LabelError, RewardRequest
 from rewards.each import row_problem, score_each
+from shared_runtime.config import RewardPoolConfig
 from shared_runtime.data.prompts import PromptRow
-from shared_runtime.rollout.scoring import SampleScorer
+from shared_runtime.rollout.scoring import POOL_BATCHES, SampleScorer
+
+if TYPE_CHECKING:
+    from rewards.pool import RewardPool
 
 
 class RewardScorer(SampleScorer[Sample]):
-    """Scores images.
+    """Scores images as soon as their microgroup is there.
 
     Args:
         rm_type: Built-in reward; a sample's `metadata["rm_type"]` goes before it.
-        custom: The user's function instead, `(args, samples) -> list`, called once a group.
+        custom: The user's function instead, `(args, samples) -> list`, called once a microgroup.
+        group_rm: Call `custom` once a group.
         args: Passed to `custom`.
+        pool: A `rewards.pool.RewardPool` that scores in place of threads of this process.
     """
 
     def __init__(
-        self, *, rm_type: str | None = None, custom: Callable[..., Any] | None = None, args: Any = None
+        self,
+        *,
+        rm_type: str | None = None,
+        custom: Callable[..., Any] | None = None,
+        group_rm: bool = False,
+        args: Any = None,
+        pool: Any = None,
     ) -> None:
+        score = partial(score_each, rm_type=rm_type) if pool is None else pool.score_each
         super().__init__(
-            built_in=lambda samples: score_each([reward_request(sample) for sample in samples], rm_type),
+            built_in=lambda samples: score([reward_request(sample) for sample in samples]),
             custom=custom,
-            group_rm=True,
+            unit="group" if group_rm else "microgroup",
             args=args,
+            max_workers=2 if pool is None else POOL_BATCHES,
+            pop_metrics=dict if pool is None else pool.pop_metrics,
         )
+
+
+def reward_pool(rm_type: str, config: RewardPoolConfig, **placement: Any) -> RewardPool:
+    """Ray workers that score; `placement` is what `rewards.pool.RewardPool` takes to place them."""
+    from rewards.pool import RewardPool
+
+    return RewardPool(
+        rm_type,
+        num_workers=config.reward_num_workers,
+        batch_size=config.reward_batch_size,
+        **placement,
+    )
 
 
 def reward_request(sample: Sample) -> RewardRequest:

@@ -33,7 +33,7 @@ def train(config: TrainConfig, *, recipe: str = "diffusion-rl") -> TrainResult:
     settings = trainer_settings(config, family, prepared.hooks, steps)
     parts = RunParts(
         workers=lambda logs: open_workers(config, family, settings, logs),
-        domain=lambda engines, directory: DiffusionDomain(prepared, engines, directory / "media"),
+        domain=lambda workers, directory: DiffusionDomain(prepared, workers, directory / "media"),
         finish=_draw,
         score_label="held-out reward",
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from diffusion_rl.config import TrainConfig
 from diffusion_rl.models.family import ModelFamily
+from diffusion_rl.scoring import reward_pool
 from diffusion_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from shared_runtime.config import flat_args
 from shared_runtime.workers import WorkerClasses, Workers, in_process_workers, ray_workers
@@ -53,7 +55,8 @@ def open_workers(
     from diffusion_rl.engines.local import LocalEngine
     from diffusion_rl.trainers.fsdp.trainer import FsdpTrainer
 
-    classes = WorkerClasses(FsdpTrainer, settings, LocalEngine, engine_kwargs(config, family))
+    pool = partial(reward_pool, config.reward.rm_type or "", config.reward_pool)
+    classes = WorkerClasses(FsdpTrainer, settings, LocalEngine, engine_kwargs(config, family), pool)
     if config.run.in_process:
         return in_process_workers(classes, config.debug)
-    return ray_workers(classes, config.cluster, config.debug, logs)
+    return ray_workers(classes, config.cluster, config.debug, config.reward_pool, logs)

@@ -17,6 +17,7 @@ from shared_runtime.config import (
     FsdpConfig,
     OptimizerConfig,
     Problems,
+    RewardPoolConfig,
     RunConfig,
     TrackingConfig,
     resolve_batch,
@@ -205,6 +206,7 @@ class TrainConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    reward_pool: RewardPoolConfig = field(default_factory=RewardPoolConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
@@ -237,6 +239,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
     _check_reward(config, problems)
     _check_algorithm(config, problems)
     config.debug.check(problems)
+    built_in = config.reward.rm_type if config.hooks.custom_rm_path is None else None
+    config.reward_pool.check(problems, config.cluster, in_process=config.run.in_process, rm_type=built_in)
     problems.raise_if_any()
     return config
 

@@ -11,7 +11,7 @@ from llm_rl.generation import GenerateState
 from llm_rl.preflight import Prepared
 from llm_rl.rollout import LlmRollout, RolloutHooks, RolloutSettings
 from llm_rl.sample import Sample, SamplingParams
-from llm_rl.scoring import RewardScorer
+from llm_rl.scoring import RewardScorer, reward_options
 from llm_rl.train_data import reward_normalization, samples_to_rows
 from shared_runtime.config import flat_args
 from shared_runtime.data.source import RolloutDataSource
@@ -20,6 +20,7 @@ from shared_runtime.placement.groups import WorkerGroup
 from shared_runtime.rollout.types import RolloutResult
 from shared_runtime.tracking.log_hooks import LogHooks
 from shared_runtime.training.plan import StepPlan, plan_rollout
+from shared_runtime.workers import Workers
 
 
 class LlmDomain:
@@ -27,11 +28,11 @@ class LlmDomain:
 
     Args:
         prepared: The checked configuration with its tokenizer, prompts and hooks.
-        engines: Rollout engines; absent when recorded rollouts are replayed.
+        workers: Rollout engines, absent when recorded rollouts are replayed, and scorers if there are.
         dp_size: Data-parallel trainer ranks.
     """
 
-    def __init__(self, prepared: Prepared, engines: WorkerGroup | None, dp_size: int) -> None:
+    def __init__(self, prepared: Prepared, workers: Workers, dp_size: int) -> None:
         config, hooks = prepared.config, prepared.hooks
         self.config, self.dp_size = config, dp_size
         self.args = flat_args(config)
@@ -48,13 +49,14 @@ class LlmDomain:
             custom=hooks.get("--custom-rm-path"),
             group_rm=config.reward.group_rm,
             args=self.args,
-            options={"remote_rm": {"url": config.reward.rm_url}} if config.reward.rm_url else None,
+            options=reward_options(config.reward.rm_url),
+            pool=workers.reward_pool,
         )
         self.state = GenerateState(
             args=self.args,
             tokenizer=prepared.tokenizer,
             encoder=prepared.encoder,
-            client=_client(config, engines),
+            client=_client(config, workers.engines),
             rollout_seed=config.run.rollout_seed,
             max_context=prepared.max_context,
         )
@@ -90,6 +92,7 @@ class LlmDomain:
         """Sample and score one batch under weights of version `rollout_id`."""
         self.state.weight_version = rollout_id
         result = await self.roll_out(rollout_id)
+        result.metrics |= self.scorer.pop_metrics()
         seconds = result.generate_seconds + result.score_seconds
         samples = [sample for group in result.samples for sample in group]
         if self.log_hooks.rollout(rollout_id, samples, result.metrics, seconds):
@@ -100,6 +103,7 @@ class LlmDomain:
         """Score the evaluation sets under weights of version `rollout_id + 1`."""
         self.state.weight_version = rollout_id + 1
         result = await self.evaluator(rollout_id)
+        self.scorer.pop_metrics()  # a rollout's are its own
         if self.log_hooks.evaluation(rollout_id, result.data, result.metrics):
             # The scores themselves stay: `--eval-target` and the summary are decided by them.
             scores = {f"eval/{name}" for name in result.data}

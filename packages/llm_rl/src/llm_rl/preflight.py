@@ -57,7 +57,7 @@ def preflight(config: TrainConfig) -> Prepared:
     problems = Problems()
     hooks = problems.collect(lambda: _load_hooks(config)) or {}
     _check_paths(config, problems)
-    problems.collect(lambda: layout_of(config.cluster, config.debug))
+    problems.collect(lambda: layout_of(config.cluster, config.debug, config.reward_pool))
     path = config.data.prompt_data
     dataset = problems.collect(partial(_load_prompts, config, path)) if path else None
     loaded = {
@@ -156,7 +156,7 @@ def _check_memory(config: TrainConfig, problems: Problems) -> None:
     parameters = count_parameters(Path(config.model.hf_checkpoint or "."))
     if parameters is None or torch.cuda.is_available() or config.cluster.ray_address is not None:
         return
-    roles = layout_of(config.cluster, config.debug).roles
+    roles = layout_of(config.cluster, config.debug, config.reward_pool).roles
     needed = run_bytes(
         parameters,
         train_dtype=config.fsdp.train_dtype,

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from llm_rl.sample import Sample
 from rewards import RewardRequest
 from rewards.each import row_problem, score_each
+from shared_runtime.config import RewardPoolConfig
 from shared_runtime.data.prompts import PromptRow
-from shared_runtime.rollout.scoring import GROUP_REWARD_HOOK, SAMPLE_REWARD_HOOK, SampleScorer
+from shared_runtime.rollout.scoring import GROUP_REWARD_HOOK, POOL_BATCHES, SAMPLE_REWARD_HOOK, SampleScorer
 
-__all__ = ["GROUP_REWARD_HOOK", "SAMPLE_REWARD_HOOK", "RewardScorer", "reward_request", "row_check"]
+if TYPE_CHECKING:
+    from rewards.pool import RewardPool
+
+__all__ = [
+    "GROUP_REWARD_HOOK",
+    "SAMPLE_REWARD_HOOK",
+    "RewardScorer",
+    "reward_options",
+    "reward_pool",
+    "reward_request",
+    "row_check",
+]
 
 
 class RewardScorer(SampleScorer[Sample]):
@@ -23,7 +36,7 @@ class RewardScorer(SampleScorer[Sample]):
         group_rm: Call `custom` once a group.
         args: Passed to `custom`.
         options: Keyword arguments of built-in rewards by name, such as `{"remote_rm": {"url": …}}`.
-        max_workers: Batches that built-in graders work on at once.
+        pool: A `rewards.pool.RewardPool` that scores in place of threads of this process.
     """
 
     def __init__(
@@ -34,15 +47,37 @@ class RewardScorer(SampleScorer[Sample]):
         group_rm: bool = False,
         args: Any = None,
         options: Mapping[str, Mapping[str, Any]] | None = None,
-        max_workers: int = 2,
+        pool: Any = None,
     ) -> None:
+        score = partial(score_each, rm_type=rm_type, options=options) if pool is None else pool.score_each
         super().__init__(
-            built_in=lambda samples: score_each([reward_request(s) for s in samples], rm_type, options=options),
+            built_in=lambda samples: score([reward_request(s) for s in samples]),
             custom=custom,
-            group_rm=group_rm,
+            unit="group" if group_rm else "sample",
             args=args,
-            max_workers=max_workers,
+            max_workers=2 if pool is None else POOL_BATCHES,
+            pop_metrics=dict if pool is None else pool.pop_metrics,
         )
+
+
+def reward_options(rm_url: str | None) -> dict[str, dict[str, Any]] | None:
+    """Options of built-in rewards: the address of the reward service (`--rm-url`)."""
+    return {"remote_rm": {"url": rm_url}} if rm_url else None
+
+
+def reward_pool(
+    rm_type: str, config: RewardPoolConfig, options: Mapping[str, Mapping[str, Any]] | None, **placement: Any
+) -> RewardPool:
+    """Ray workers that score; `placement` is what `rewards.pool.RewardPool` takes to place them."""
+    from rewards.pool import RewardPool
+
+    return RewardPool(
+        rm_type,
+        options=options,
+        num_workers=config.reward_num_workers,
+        batch_size=config.reward_batch_size,
+        **placement,
+    )
 
 
 def reward_request(sample: Sample) -> RewardRequest:

@@ -31,7 +31,7 @@ def train(config: TrainConfig, *, recipe: str = "llm-rl") -> TrainResult:
     settings = trainer_settings(config, prepared.hooks, steps)
     parts = RunParts(
         workers=lambda logs: open_workers(config, settings, logs),
-        domain=lambda engines, directory: LlmDomain(prepared, engines, dp_size=config.world_size),
+        domain=lambda workers, directory: LlmDomain(prepared, workers, dp_size=config.world_size),
     )
     return runs.run(config, parts, recipe=recipe)
 

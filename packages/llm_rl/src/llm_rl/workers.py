@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llm_rl.config import TrainConfig
+from llm_rl.scoring import reward_options, reward_pool
 from llm_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from shared_runtime.config import flat_args
 from shared_runtime.workers import WorkerClasses, Workers, in_process_workers, ray_workers
@@ -50,7 +52,8 @@ def open_workers(
     from llm_rl.engines.local import LocalEngine
     from llm_rl.trainers.fsdp.trainer import FsdpTrainer
 
-    classes = WorkerClasses(FsdpTrainer, settings, LocalEngine, engine_kwargs(config))
+    pool = partial(reward_pool, config.reward.rm_type or "", config.reward_pool, reward_options(config.reward.rm_url))
+    classes = WorkerClasses(FsdpTrainer, settings, LocalEngine, engine_kwargs(config), pool)
     if config.run.in_process:
         return in_process_workers(classes, config.debug)
-    return ray_workers(classes, config.cluster, config.debug, logs)
+    return ray_workers(classes, config.cluster, config.debug, config.reward_pool, logs)

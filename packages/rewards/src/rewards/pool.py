@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,7 +85,7 @@ class RewardPool:
             self._ledger = ledger or SlotLedger(placement_group.bundle_count)
             bundles = [*self._ledger.take(num_workers, rm_type)]
         self._lock = threading.Lock()
-        self._next, self._restarts, self._samples, self._batches = 0, 0, 0, 0
+        self._next, self._restarts, self._samples, self._batches, self._deepest = 0, 0, 0, 0, 0
         self._workers = [_Worker(self._start(bundle), bundle) for bundle in bundles]
 
     def score(self, requests: Sequence[RewardRequest]) -> list[Score]:
@@ -93,21 +94,19 @@ class RewardPool:
         Raises:
             RewardError: What the reward raised, or a batch that lost two workers.
         """
-        named = [
-            replace(request, sample_id=index) if request.sample_id is None else request
-            for index, request in enumerate(requests)
-        ]
-        batches = [named[start : start + self.batch_size] for start in range(0, len(named), self.batch_size)]
-        submitted = [self._submit(batch) for batch in batches]
         results: list[Score] = []
-        failure: Exception | None = None
-        for batch, sent in zip(batches, submitted, strict=True):
-            try:
-                results += self._finish(batch, *sent)
-            except Exception as error:
-                failure = failure or error  # the others still have to be taken off their queues
-        if failure is not None:
-            raise failure
+        outcomes = self._run(requests, "score")
+        for _, outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+            results += outcome
+        return results
+
+    def score_each(self, requests: Sequence[RewardRequest]) -> list[Score | BaseException]:
+        """As :meth:`score`, with what was raised in the place of each request that can't be scored."""
+        results: list[Score | BaseException] = []
+        for batch, outcome in self._run(requests, "score_each"):
+            results += [outcome] * len(batch) if isinstance(outcome, Exception) else outcome
         return results
 
     async def score_async(self, requests: Sequence[RewardRequest]) -> list[Score]:
@@ -127,6 +126,34 @@ class RewardPool:
                 f"{prefix}/batches": float(self._batches),
                 f"{prefix}/samples": float(self._samples),
             }
+
+    def pop_metrics(self) -> dict[str, float]:
+        """The deepest backlog since the last call, and the workers replaced so far.
+
+        A backlog is the number of batches that a worker still had when another was handed to it; 0 means that nothing
+        waited.
+        """
+        with self._lock:
+            deepest, self._deepest = self._deepest, 0
+            return {
+                f"perf/reward_max_queue_depth_{self.rm_type}": float(deepest),
+                f"perf/reward_worker_restarts_{self.rm_type}": float(self._restarts),
+            }
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until every worker has its place.
+
+        Raises:
+            TimeoutError: The cluster has no room for all of them.
+        """
+        pings = [actor.process_id.remote() for actor in self.actors()]
+        ready, _ = ray.wait(pings, num_returns=len(pings), timeout=timeout_s)
+        if len(ready) < len(pings):
+            shares = f"{self._shares['num_cpus']:g} CPUs and {self._shares['num_gpus']:g} GPUs"
+            raise TimeoutError(
+                f"{len(ready)} of {len(pings)} {self.rm_type} reward workers started within {timeout_s:g} s: each "
+                f"needs {shares} that nothing else holds"
+            )
 
     def actors(self) -> list[Any]:
         """Handles of the workers, for health checks."""
@@ -148,15 +175,34 @@ class RewardPool:
         actor = _RewardWorker.options(scheduling_strategy=strategy, **self._shares)  # type: ignore[attr-defined]
         return actor.remote(self.rm_type, self._options)
 
-    def _submit(self, batch: list[RewardRequest]) -> tuple[_Worker, Any, Any]:
+    def _run(self, requests: Sequence[RewardRequest], method: str) -> list[tuple[list[RewardRequest], Any]]:
+        """Have a worker's method work on the requests: (batch, its results or what was raised), in order."""
+        named = [
+            replace(request, sample_id=index) if request.sample_id is None else request
+            for index, request in enumerate(requests)
+        ]
+        batches = [named[start : start + self.batch_size] for start in range(0, len(named), self.batch_size)]
+        submitted = [self._submit(batch, method) for batch in batches]
+        outcomes: list[tuple[list[RewardRequest], Any]] = []
+        for batch, sent in zip(batches, submitted, strict=True):
+            try:
+                outcomes.append((batch, self._finish(batch, method, *sent)))
+            except Exception as error:  # the others still have to be taken off their queues
+                outcomes.append((batch, error))
+        return outcomes
+
+    def _submit(self, batch: list[RewardRequest], method: str) -> tuple[_Worker, Any, Any]:
         """Send a batch to the worker whose turn it is: (worker, its actor now, the reference of the scores)."""
         with self._lock:
             worker = self._workers[self._next % len(self._workers)]
             self._next += 1
+            self._deepest = max(self._deepest, worker.depth)
             worker.depth += 1
-            return worker, worker.actor, worker.actor.score.remote(batch)
+            return worker, worker.actor, getattr(worker.actor, method).remote(batch)
 
-    def _finish(self, batch: list[RewardRequest], worker: _Worker, actor: Any, reference: Any) -> list[Score]:
+    def _finish(
+        self, batch: list[RewardRequest], method: str, worker: _Worker, actor: Any, reference: Any
+    ) -> list[Any]:
         """Wait for a batch; where its worker died, replace it and try the batch once more."""
         try:
             try:
@@ -164,7 +210,7 @@ class RewardPool:
             except RayActorError as error:
                 logger.warning("a %s reward worker died and is replaced: %s", self.rm_type, error)
                 actor = self._replace(worker, actor)
-                scores = ray.get(actor.score.remote(batch))
+                scores = ray.get(getattr(actor, method).remote(batch))
         except RayActorError as error:
             self._replace(worker, actor)
             names = ", ".join(str(request.sample_id) for request in batch)
@@ -202,8 +248,24 @@ class _RewardWorker:
 
         return score(requests, self._rm_type, options=self._options)
 
+    def score_each(self, requests: list[RewardRequest]) -> list[Score | BaseException]:
+        """One score a request, or what was raised for it."""
+        from rewards.each import score_each
+
+        results = score_each(requests, self._rm_type, options=self._options)
+        return [_portable(result) if isinstance(result, BaseException) else result for result in results]
+
     def process_id(self) -> int:
         """The worker's process."""
         import os
 
         return os.getpid()
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error itself, or what it says where it can't travel between processes."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RewardError(f"{type(error).__name__}: {error}")
+    return error

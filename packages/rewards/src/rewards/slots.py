@@ -24,7 +24,7 @@ class SlotLedger:
         if count > len(self._free):
             raise ValueError(
                 f"{name} wants {count} colocated workers and {len(self._free)} bundles are free: "
-                f"lower --{name}-num-workers, or place it standalone"
+                "lower --reward-num-workers, or place it standalone"
             )
         taken, self._free = self._free[:count], self._free[count:]
         return taken

@@ -89,13 +89,13 @@ class RunParts:
 
     Attributes:
         workers: Opens the workers; the argument is the directory of their logs.
-        domain: Builds the domain on the engines, in the run's directory.
+        domain: Builds the domain on the workers, in the run's directory.
         finish: Called after the loop, with the run's directory, before it counts as finished.
         score_label: What an evaluation score is, in console and picture.
     """
 
     workers: Callable[[Path], contextlib.AbstractContextManager[Workers]]
-    domain: Callable[[WorkerGroup | None, Path], ClosableDomain]
+    domain: Callable[[Workers, Path], ClosableDomain]
     finish: Callable[[Path], None] | None = None
     score_label: str = "accuracy"
 
@@ -160,7 +160,7 @@ def _run_in(directory: RunDirectory, config: Config, parts: RunParts) -> TrainRe
             )
         )
         workers = stack.enter_context(parts.workers(directory.path / "logs"))
-        domain = parts.domain(workers.engines, directory.path)
+        domain = parts.domain(workers, directory.path)
         stack.callback(domain.close)
         store = CheckpointStore(
             config.checkpoint.save or directory.checkpoints_path, keep_last=config.checkpoint.save_keep_last

@@ -30,6 +30,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
     config.checkpoint.check(problems)
     config.tracking.check(problems)
     config.debug.check(problems)
+    built_in = config.reward.rm_type if config.hooks.custom_rm_path is None else None
+    config.reward_pool.check(problems, config.cluster, in_process=config.run.in_process, rm_type=built_in)
     _check_sources(config, problems)
     _check_batch(config, problems)
     _check_sampling(config, problems)
@@ -53,6 +55,9 @@ def _check_sources(config: TrainConfig, problems: Problems) -> None:
     reward = config.reward.rm_type
     if reward is None and config.hooks.custom_rm_path is None:
         problems.add("no reward: give --rm-type or --custom-rm-path")
+    for name in ("group_rm", "custom_rm_args"):
+        if getattr(config.reward, name) and config.hooks.custom_rm_path is None:
+            problems.add(f"--{name.replace('_', '-')} needs --custom-rm-path")
     if reward is not None and reward not in known_rm_types():
         problems.add(f"--rm-type {reward} is unknown{nearest(reward, known_rm_types())}")
 

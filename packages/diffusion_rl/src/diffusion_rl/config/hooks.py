@@ -13,8 +13,10 @@ class HooksConfig:
     """Replaces the whole rollout."""
     eval_function_path: str | None = None
     """Replaces the evaluation rollout."""
+    custom_generate_function_path: str | None = None
+    """Generates a microgroup: `async def generate(args, microgroup, sampling_params) -> list`."""
     custom_rm_path: str | None = None
-    """The rewards of a group: `[async] def rm(args, samples) -> list`. Goes before --rm-type."""
+    """The rewards of a microgroup: `[async] def rm(args, samples) -> list`. Goes before --rm-type."""
     dynamic_sampling_filter_path: str | None = None
     """Keeps or rejects a scored group; rejected ones are replaced."""
     buffer_filter_path: str | None = None

@@ -88,5 +88,9 @@ class RewardConfig:
     """Built-in reward of images."""
     reward_key: str | None = None
     """Key of the training reward in rewards that are dicts. Unset: score."""
+    group_rm: bool = False
+    """Call the custom reward once for each group, when all its images are there, and not for each microgroup."""
+    custom_rm_args: str | None = None
+    """Text that --custom-rm-path reads in `args.custom_rm_args`."""
     on_reward_error: Literal["raise", "drop"] = "raise"
     """A reward that fails or is not finite stops the run, or drops its sample and counts it."""

@@ -15,6 +15,7 @@ from shared_runtime.config import (
     DataConfig,
     DebugConfig,
     OptimizerConfig,
+    RewardPoolConfig,
     RunConfig,
     TrackingConfig,
     flat_args,
@@ -33,6 +34,7 @@ class TrainConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    reward_pool: RewardPoolConfig = field(default_factory=RewardPoolConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(weight_decay=0.0, adam_beta2=0.999))
     fsdp: DiffusionFsdpConfig = field(default_factory=DiffusionFsdpConfig)

@@ -9,6 +9,7 @@ from shared_runtime.config.groups import (
     DebugConfig,
     FsdpConfig,
     OptimizerConfig,
+    RewardPoolConfig,
     RunConfig,
     TrackingConfig,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "FsdpConfig",
     "OptimizerConfig",
     "Problems",
+    "RewardPoolConfig",
     "RunConfig",
     "TrackingConfig",
     "flat_args",

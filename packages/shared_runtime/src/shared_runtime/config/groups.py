@@ -80,6 +80,46 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class RewardPoolConfig:
+    """Ray workers that score, besides those that train and generate."""
+
+    reward_num_workers: int = 0
+    """Workers that score with --rm-type. 0: threads of the run's own process."""
+    reward_num_cpus_per_worker: float = 1.0
+    """CPUs of each."""
+    reward_num_gpus_per_worker: float = 0.0
+    """GPUs of each, or a part of one; outside of those that train and generate."""
+    reward_batch_size: int = 8
+    """Samples sent to a worker at once."""
+    reward_colocate: bool = False
+    """Seat the workers on the GPUs that train and generate, one a GPU. Needs --colocate."""
+
+    def check(self, problems: Problems, cluster: ClusterConfig, *, in_process: bool, rm_type: str | None) -> None:
+        """Note a pool that has no place, or nothing to score with: `rm_type` is that of the built-in reward, if any."""
+        problems.positive(reward_batch_size=self.reward_batch_size)
+        problems.not_negative(
+            reward_num_workers=self.reward_num_workers,
+            reward_num_cpus_per_worker=self.reward_num_cpus_per_worker,
+            reward_num_gpus_per_worker=self.reward_num_gpus_per_worker,
+        )
+        workers = self.reward_num_workers
+        if workers == 0:
+            problems.require(not self.reward_colocate, "--reward-colocate needs --reward-num-workers")
+            return
+        problems.require(not in_process, "--reward-num-workers are Ray workers, and --in-process has none")
+        problems.require(
+            rm_type is not None,
+            "--reward-num-workers score with --rm-type: a --custom-rm-path runs in the run's own process",
+        )
+        problems.require(cluster.colocate or not self.reward_colocate, "--reward-colocate needs --colocate")
+        if self.reward_colocate and workers > cluster.actor_num_gpus_per_node:
+            problems.add(
+                f"--reward-colocate seats one worker a GPU of the first node: --reward-num-workers {workers} are more "
+                f"than --actor-num-gpus-per-node {cluster.actor_num_gpus_per_node}"
+            )
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """Optimizer and learning-rate schedule."""
 

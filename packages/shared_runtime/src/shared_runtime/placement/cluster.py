@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -107,6 +108,7 @@ def ray_cluster(
     address: str | None = None,
     accelerator: str | None = None,
     num_cpus: int | None = None,
+    further_cpus: float = 0.0,
     object_store_bytes: int = GiB,
     placement_timeout_s: float = 60.0,
     log_to_driver: bool = False,
@@ -121,7 +123,9 @@ def ray_cluster(
         layout: What to reserve.
         address: An existing cluster (`--ray-address`, also `auto`); without one a local cluster is started.
         accelerator: Resource to reserve; by default `GPU` where the cluster has any, otherwise `CPU` as a stand-in.
-        num_cpus: CPUs that a local cluster offers; by default the machine's, and enough for the stand-in.
+        num_cpus: CPUs that a local cluster offers; by default the machine's, and enough for the stand-in and for
+            `further_cpus`.
+        further_cpus: What workers outside of the layout will ask for.
         object_store_bytes: Shared memory for values in flight in a local cluster.
         placement_timeout_s: How long to wait for others to free what the layout needs.
         log_to_driver: Print the workers' output in this process.
@@ -143,7 +147,7 @@ def ray_cluster(
         temp_dir = stack.enter_context(_temp_dir(keep_logs_in)) if local else None
         stack.callback(ray.shutdown)
         if temp_dir is not None:
-            num_cpus = num_cpus or max(os.cpu_count() or 1, layout.num_bundles)
+            num_cpus = num_cpus or max(os.cpu_count() or 1, layout.num_bundles + math.ceil(further_cpus))
             # The raylet hands its environment on to the workers, so those it starts ahead of time can be used.
             with _environment(env | {reaper.MARKER: str(temp_dir)}):
                 _start_local(temp_dir, num_cpus=num_cpus, object_store_memory=object_store_bytes, **common)

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 ACTOR = "actor"
 ROLLOUT = "rollout"
+REWARD = "reward"
 
 
 class LayoutError(ValueError):

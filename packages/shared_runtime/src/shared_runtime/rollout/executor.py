@@ -40,8 +40,10 @@ class RolloutExecutor(Generic[S]):
         self,
         *,
         generate: Callable[[S], Awaitable[S]] | None = None,
-        generate_group: Callable[[list[S]], Awaitable[list[S]]] | None = None,
+        generate_microgroup: Callable[[list[S], range], Awaitable[list[S]]] | None = None,
+        microgroup_size: int | None = None,
         score: Callable[[S], Awaitable[Reward]] | None = None,
+        score_microgroup: Callable[[list[S]], Awaitable[list[Reward]]] | None = None,
         score_group: Callable[[list[S]], Awaitable[list[Reward]]] | None = None,
         dynamic_filter: DynamicFilter | None = None,
         args: Any = None,
@@ -56,11 +58,13 @@ class RolloutExecutor(Generic[S]):
         """Set up.
 
         Args:
-            generate: Generates one sample. Exactly one of this and `generate_group` is given.
-            generate_group: Generates a group in one call.
-            score: The reward of one sample. Not called for samples that already have one. At most one of this and
-                `score_group`; without either, generation must set the reward.
-            score_group: The rewards of a group, in order (`--group-rm`).
+            generate: Generates one sample. Exactly one of this and `generate_microgroup` is given.
+            generate_microgroup: `(group, positions)`: generates these members of a group in one call.
+            microgroup_size: Members a call, fewer in the last one; by default the whole group.
+            score: The reward of one sample, called as soon as it is generated. Not called for samples that already
+                have one. At most one of the three; without any, generation must set the reward.
+            score_microgroup: The rewards, in order, of what one call generated.
+            score_group: The rewards of a whole group, in order (`--group-rm`).
             dynamic_filter: `(args, group) -> FilterOutput | bool`.
             args: Passed to the filter.
             on_reward_error: `raise` stops the run at a reward that raises or is not finite; `drop` counts it.
@@ -71,14 +75,16 @@ class RolloutExecutor(Generic[S]):
             max_rejected_rounds: So many times `num_groups` rejected groups in a row stop the run.
             stop_when_exhausted: A source without more groups ends the batch early (evaluation sets).
         """
-        if (generate is None) == (generate_group is None):
-            raise ValueError("give either generate or generate_group")
-        if score is not None and score_group is not None:
-            raise ValueError("give score or score_group, not both")
+        if (generate is None) == (generate_microgroup is None):
+            raise ValueError("give either generate or generate_microgroup")
+        if sum(way is not None for way in (score, score_microgroup, score_group)) > 1:
+            raise ValueError("give only one of score, score_microgroup and score_group")
         self._make_runner = lambda: GroupRunner(
             generate=generate,
-            generate_group=generate_group,
+            generate_microgroup=generate_microgroup,
+            microgroup_size=microgroup_size,
             score=score,
+            score_microgroup=score_microgroup,
             score_group=score_group,
             scheduler=SubmissionScheduler(max_in_flight, granularity),
             on_reward_error=on_reward_error,
@@ -159,6 +165,7 @@ class _Batch(Generic[S]):
             rejected=self.rejected,
             generate_seconds=generated - started,
             score_seconds=ended - generated,
+            scoring_seconds=self.runner.scoring.seconds,
         )
 
     def _draw_missing(self) -> bool:

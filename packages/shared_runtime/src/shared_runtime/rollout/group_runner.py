@@ -1,4 +1,4 @@
-"""Takes groups through generation and scoring, one task a sample, scores as soon as a generation ends."""
+"""Takes groups through generation and scoring, one task a sample or microgroup, and scores what has just ended."""
 
 from __future__ import annotations
 
@@ -45,27 +45,50 @@ class Group(Generic[S]):
         return [_restore(type(sample), fields) for sample, fields in zip(self.samples, self.unstarted, strict=True)]
 
 
+class Stopwatch:
+    """Adds up the wall time during which at least one `with` block is open."""
+
+    __slots__ = ("_open", "_since", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds, self._open, self._since = 0.0, 0, 0.0
+
+    def __enter__(self) -> None:
+        if self._open == 0:
+            self._since = time.perf_counter()
+        self._open += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self.seconds += time.perf_counter() - self._since
+
+
 class GroupRunner(Generic[S]):
     """Runs the tasks of all groups in flight.
 
     The first failure is kept in `failure`; `wake` is set whenever a group is done, room has come free or a failure
-    came up. `last_generated` is the clock when the last generation ended.
+    came up. `last_generated` is the clock when the last generation ended, `scoring` the time spent with rewards.
     """
 
     def __init__(
         self,
         *,
         generate: Callable[[S], Awaitable[S]] | None,
-        generate_group: Callable[[list[S]], Awaitable[list[S]]] | None,
+        generate_microgroup: Callable[[list[S], range], Awaitable[list[S]]] | None,
+        microgroup_size: int | None,
         score: Callable[[S], Awaitable[Reward]] | None,
+        score_microgroup: Callable[[list[S]], Awaitable[list[Reward]]] | None,
         score_group: Callable[[list[S]], Awaitable[list[Reward]]] | None,
         scheduler: SubmissionScheduler,
         on_reward_error: OnRewardError,
         reward_key: str | None,
     ) -> None:
         self.generate = generate
-        self.generate_group = generate_group
+        self.generate_microgroup = generate_microgroup
+        self.microgroup_size = microgroup_size
         self.score = score
+        self.score_microgroup = score_microgroup
         self.score_group = score_group
         self.scheduler = scheduler
         self.on_reward_error = on_reward_error
@@ -73,16 +96,19 @@ class GroupRunner(Generic[S]):
         self.wake = asyncio.Event()
         self.failure: BaseException | None = None
         self.last_generated = time.perf_counter()
+        self.scoring = Stopwatch()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, group: Group[S]) -> None:
         """Submit a group."""
         self.scheduler.submitted(group.size)
-        if self.generate_group is not None:
-            self._spawn(self._run_group(group))
+        if self.generate_microgroup is None:
+            for position in range(group.size):
+                self._spawn(self._run_sample(group, position))
             return
-        for position in range(group.size):
-            self._spawn(self._run_sample(group, position))
+        size = self.microgroup_size or group.size
+        for first in range(0, group.size, size):
+            self._spawn(self._run_microgroup(group, range(first, min(first + size, group.size))))
 
     async def stop(self) -> None:
         """Cancel what is still running and wait until it is gone."""
@@ -120,16 +146,13 @@ class GroupRunner(Generic[S]):
         _check_result(result, drawn, group.unstarted[position]["index"])
         group.samples[position] = result
         self._generated(group, 1)
-        if self.score_group is None:
-            await self._score_sample(group, position)
-        elif group.generating == 0:
-            await self._score_together(group)
+        await self._score_generated(group, range(position, position + 1))
 
-    async def _run_group(self, group: Group[S]) -> None:
-        drawn = group.samples
-        assert self.generate_group is not None
+    async def _run_microgroup(self, group: Group[S], part: range) -> None:
+        drawn = [group.samples[position] for position in part]
+        assert self.generate_microgroup is not None
         try:
-            results = await self.generate_group(list(drawn))
+            results = await self.generate_microgroup(list(group.samples), part)
         except asyncio.CancelledError:
             if _cancelled_from_outside():
                 raise
@@ -140,20 +163,16 @@ class GroupRunner(Generic[S]):
             raise
         except Exception as error:
             first = name_sample(drawn[0])
-            raise RolloutError(f"generating the group of {first} failed: {type(error).__name__}: {error}") from error
-        if not isinstance(results, list) or len(results) != group.size:
+            raise RolloutError(f"generating from {first} on failed: {type(error).__name__}: {error}") from error
+        if not isinstance(results, list) or len(results) != len(part):
             raise RolloutError(
-                f"generating the group of {name_sample(drawn[0])} gave {_amount(results)}, not {group.size} samples"
+                f"generating from {name_sample(drawn[0])} on gave {_amount(results)}, not {len(part)} samples"
             )
-        for result, sample, fields in zip(results, drawn, group.unstarted, strict=True):
-            _check_result(result, sample, fields["index"])
-        group.samples = list(results)
-        self._generated(group, group.size)
-        if self.score_group is not None:
-            await self._score_together(group)
-            return
-        for position in range(group.size):
-            self._spawn(self._score_sample(group, position))
+        for position, result, sample in zip(part, results, drawn, strict=True):
+            _check_result(result, sample, group.unstarted[position]["index"])
+            group.samples[position] = result
+        self._generated(group, len(part))
+        await self._score_generated(group, part)
 
     def _generated(self, group: Group[S], count: int) -> None:
         self.last_generated = time.perf_counter()
@@ -165,43 +184,61 @@ class GroupRunner(Generic[S]):
         if self.scheduler.max_in_flight is not None:
             self.wake.set()
 
+    async def _score_generated(self, group: Group[S], part: range) -> None:
+        """Score what a generation gave: sample by sample, together, or with its whole group once all of it is there."""
+        if self.score_group is not None:
+            if group.generating == 0:
+                await self._score_together(group, range(group.size), self.score_group)
+        elif self.score_microgroup is not None:
+            await self._score_together(group, part, self.score_microgroup)
+        elif len(part) == 1:
+            await self._score_sample(group, part[0])
+        else:
+            for position in part:
+                self._spawn(self._score_sample(group, position))
+
     async def _score_sample(self, group: Group[S], position: int) -> None:
         """Score one sample, unless its generate function already did or gave up."""
         sample = group.samples[position]
         if sample.status is not Status.ABORTED:
             try:
                 if sample.reward is None and self.score is not None:
-                    sample.reward = await self.score(sample)
+                    with self.scoring:
+                        sample.reward = await self.score(sample)
                 check_reward(sample, self.reward_key)
             except Exception as error:
                 self._reward_failed(group, [position], error)
         self._scored(group, 1)
 
-    async def _score_together(self, group: Group[S]) -> None:
-        """Score a group in one call (`--group-rm`)."""
-        samples = group.samples
-        assert self.score_group is not None
+    async def _score_together(
+        self, group: Group[S], part: range, score: Callable[[list[S]], Awaitable[list[Reward]]]
+    ) -> None:
+        """Score a microgroup, or with `--group-rm` a group, in one call."""
+        samples = [group.samples[position] for position in part]
         if all(sample.status is not Status.ABORTED for sample in samples):
             try:
                 if any(sample.reward is None for sample in samples):
-                    rewards = await self.score_group(samples)
+                    with self.scoring:
+                        rewards = await score(samples)
                     if not isinstance(rewards, list | tuple) or len(rewards) != len(samples):
                         raise TypeError(f"the reward gave {_amount(rewards)} for {len(samples)} samples")
                     for sample, reward in zip(samples, rewards, strict=True):
                         sample.reward = reward
             except Exception as error:
-                self._reward_failed(group, list(range(group.size)), error)
+                self._reward_failed(group, list(part), error)
             else:
-                for position, sample in enumerate(samples):
+                for position, sample in zip(part, samples, strict=True):
                     try:
                         check_reward(sample, self.reward_key)
                     except ValueError as error:
                         self._reward_failed(group, [position], error)
-        self._scored(group, group.size)
+        self._scored(group, len(part))
 
     def _reward_failed(self, group: Group[S], positions: list[int], error: Exception) -> None:
         sample = group.samples[positions[0]]
-        what = name_sample(sample) if len(positions) == 1 else f"the group of {name_sample(sample)}"
+        what = name_sample(sample)
+        if len(positions) > 1:
+            what = f"the {len(positions)} samples from {what} on"
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         message = f"the reward of {what} failed: {kind}{error}"
         if self.on_reward_error == "raise":

@@ -123,6 +123,8 @@ class Rollout(Generic[S]):
             "rollout/removed_samples": float(removed),
             "perf/rollout_time": result.generate_seconds,
             "perf/reward_time": result.score_seconds,
+            "perf/scoring_time": result.scoring_seconds,
+            "perf/scoring_overlap": result.scoring_overlap,
             **reward_metrics(result.samples, self.settings.reward_key),
             **self.measure(result),
         }

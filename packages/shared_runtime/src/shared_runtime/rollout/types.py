@@ -48,11 +48,18 @@ class RolloutResult(RolloutFnTrainOutput[S]):
         rejected: Finished groups that are not trained on (filtered, aborted, nothing left of them), for hooks and logs.
         generate_seconds: Wall time until the last generation ended.
         score_seconds: The wall time after that, in which only scores were waited for.
+        scoring_seconds: Wall time during which at least one sample was being scored.
     """
 
     rejected: list[list[S]] = field(default_factory=list)
     generate_seconds: float = 0.0
     score_seconds: float = 0.0
+    scoring_seconds: float = 0.0
+
+    @property
+    def scoring_overlap(self) -> float:
+        """The share of the scoring that went on while others were still generated."""
+        return max(0.0, 1.0 - self.score_seconds / self.scoring_seconds) if self.scoring_seconds > 0 else 0.0
 
     def all_samples(self) -> list[list[S]]:
         """Every finished group, those rejected included, ordered by `group_index`."""
