@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from diffusion_rl.cli import main
 from diffusion_rl.config import (
@@ -133,12 +136,33 @@ def test_a_run_of_nft(config: TrainConfig, tiny_sd3_dir: Path) -> None:
         "rollout_weights": "ema",
         "diffusion_nft_num_dropped_timesteps": 2,
     }
-    result = train(changed(config, sampling=sampling, algorithm=algorithm, run={"run_name": "nft"}))
+    tracking = {"use_wandb": True, "wandb_mode": "offline", "use_tensorboard": True}
+    media = {"wandb_log_num_images": 5, "wandb_log_image_interval": 2}
+    groups: dict[str, Any] = {"sampling": sampling, "algorithm": algorithm, "tracking": tracking, "media": media}
+    result = train(changed(config, run={"run_name": "nft"}, **groups))
     metrics = {row["step"]: row for row in rows(result.metrics_path)}
     assert metrics[0]["train/old_velocity_distance"] == 0.0
     assert metrics[0]["train/nft_loss"] > 0
     assert metrics[1]["train/grad_norm"] > 0
     assert metrics[1]["train/ema_decay"] == pytest.approx(0.002)
+    check_pictures(result.directory)
+
+
+def check_pictures(directory: Path) -> None:
+    """The first five images of rollout 0, and none of rollout 1, in the directory, W&B and TensorBoard."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert [path.name for path in directory.glob("media/sample_images_*")] == ["sample_images_000000.png"]
+    uploads = sorted(directory.glob("wandb/offline-run-*/files/media/images/rollout_media/*.png"))
+    assert len(uploads) == 5
+    pixels = np.stack([np.asarray(Image.open(path)) for path in uploads])
+    assert pixels.shape == (5, 64, 64, 3)
+    assert len({image.tobytes() for image in pixels}) == 5
+    events = EventAccumulator(str(directory / "tensorboard")).Reload()
+    tags = [f"rollout_media/sample_images/{number}" for number in range(5)]
+    assert sorted(events.Tags()["images"]) == tags
+    in_tensorboard = [np.asarray(Image.open(io.BytesIO(events.Images(tag)[0].encoded_image_string))) for tag in tags]
+    assert {image.tobytes() for image in in_tensorboard} == {image.tobytes() for image in pixels}
 
 
 @pytest.mark.ray

@@ -108,6 +108,14 @@ def test_errors_of_rewards_come_out_as_they_are(math_pool: Any) -> None:
     assert math_pool.score(requests[:14]) == [1.0] * 14
 
 
+def test_what_cannot_be_scored_fails_alone(math_pool: Any) -> None:
+    requests = [RewardRequest("5", "5") for _ in range(20)]
+    requests[14] = RewardRequest("5", None)
+    results = math_pool.score_each(requests)
+    assert isinstance(results.pop(14), LabelError)
+    assert results == [1.0] * 19
+
+
 def test_batches_go_round_and_queues_are_counted(deadly_pool: Any) -> None:
     ray.get([actor.process_id.remote() for actor in deadly_pool.actors()])
     with ThreadPoolExecutor(1) as executor:
@@ -118,6 +126,11 @@ def test_batches_go_round_and_queues_are_counted(deadly_pool: Any) -> None:
             deepest = max(deepest, deadly_pool.metrics()["reward_pool/custom_api/queue_depth_max"])
         assert running.result() == [1.0] * 80
     assert 1 <= deepest <= 20  # 40 batches of two over two workers
+    name = "perf/reward_max_queue_depth_custom_api"
+    assert deepest - 1 <= deadly_pool.pop_metrics()[name] <= 19  # of those before the last one
+    assert deadly_pool.pop_metrics()[name] == 0
+    deadly_pool.score([RewardRequest(prompt="one")])
+    assert deadly_pool.pop_metrics()[name] == 0  # nothing waited
 
 
 def test_a_worker_that_dies_is_replaced_and_its_batch_tried_once_more(deadly_pool: Any, fuses: Path) -> None:
@@ -141,6 +154,11 @@ def test_a_batch_that_kills_two_workers_names_its_samples(deadly_pool: Any, fuse
     with pytest.raises(RewardError, match="lost two workers to samples s0, s1"):
         deadly_pool.score(requests)
     assert deadly_pool.score(requests) == [1.0] * 4  # the fuses are burnt, and the pool has all its workers again
+    light(fuses, 2)
+    lost, also, *others = deadly_pool.score_each(requests)
+    assert isinstance(lost, RewardError)
+    assert also is lost
+    assert others == [1.0, 1.0]
 
 
 def test_colocated_pools_share_the_bundles() -> None:

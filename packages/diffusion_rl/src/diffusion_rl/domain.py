@@ -7,7 +7,7 @@ from typing import Any
 
 from diffusion_rl.config import TrainConfig, hook_args
 from diffusion_rl.generation import GenerateState
-from diffusion_rl.media import AFTER, BEFORE, save_images
+from diffusion_rl.media import AFTER, BEFORE, logged_images, save_images
 from diffusion_rl.preflight import Prepared
 from diffusion_rl.rollout import DiffusionRollout, Evaluator
 from diffusion_rl.sample import Sample, SamplingParams
@@ -18,6 +18,7 @@ from shared_runtime.engines.client import BatchingClient
 from shared_runtime.rollout.rollout import RolloutHooks, RolloutSettings
 from shared_runtime.rollout.types import RolloutResult
 from shared_runtime.tracking.log_hooks import LogHooks
+from shared_runtime.tracking.sink import LoggedImage
 from shared_runtime.training.plan import StepPlan
 from shared_runtime.workers import Workers
 
@@ -161,6 +162,14 @@ class DiffusionDomain:
             for group in rollout.samples
             for sample in group
         ]
+
+    def sample_images(self, rollout_id: int, rollout: RolloutResult[Sample]) -> list[LoggedImage]:
+        """The first images of a rollout, every `--wandb-log-image-interval` rollouts."""
+        media = self.config.media
+        if media.wandb_log_num_images == 0 or rollout_id % media.wandb_log_image_interval:
+            return []
+        samples = [sample for group in rollout.samples for sample in group]
+        return logged_images(samples[: media.wandb_log_num_images], self.config.reward.reward_key)
 
     def save(self, directory: Path) -> None:
         """Write the data source's state; everything else derives from ids."""

@@ -1,4 +1,4 @@
-"""Pictures of a run: the same prompts and seeds before and after training, with their rewards."""
+"""Pictures of a run: samples of rollouts, and the same prompts and seeds before and after training."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from diffusion_rl.sample import Sample
+from shared_runtime.tracking.sink import LoggedImage
 
 MAX_IMAGES = 8
 BEFORE, AFTER, GRID = "before", "after", "samples_before_after.png"
@@ -24,6 +25,15 @@ def save_images(directory: Path, name: str, samples: Sequence[Sample], rewards: 
     np.save(directory / f"{name}.npy", pixels)
     rows = [{"index": s.index, "prompt": s.prompt, "reward": r} for s, r in chosen]
     (directory / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
+def logged_images(samples: Sequence[Sample], reward_key: str | None = None) -> list[LoggedImage]:
+    """Pictures for the run's log, each with its reward and prompt; samples without an image have none."""
+    return [
+        LoggedImage(to_uint8(s.generated_output), f"{s.scalar_reward(reward_key):.3f} {s.prompt}")
+        for s in samples
+        if s.generated_output is not None
+    ]
 
 
 def to_uint8(image: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from shared_runtime.engines.client import BatchingClient
 from shared_runtime.placement.groups import WorkerGroup
 from shared_runtime.rollout.types import RolloutResult
 from shared_runtime.tracking.log_hooks import LogHooks
+from shared_runtime.tracking.sink import LoggedImage
 from shared_runtime.training.plan import StepPlan, plan_rollout
 from shared_runtime.workers import Workers
 
@@ -153,6 +154,10 @@ class LlmDomain:
             for group in rollout.samples
             for sample in group
         ]
+
+    def sample_images(self, rollout_id: int, rollout: RolloutResult[Sample]) -> list[LoggedImage]:
+        """Text has none."""
+        return []
 
     def save(self, directory: Path) -> None:
         """Write the data source's state; everything else derives from ids."""

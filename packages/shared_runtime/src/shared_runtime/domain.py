@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shared_runtime.rollout.types import RolloutResult
+from shared_runtime.tracking.sink import LoggedImage
 from shared_runtime.training.plan import StepPlan
 
 
@@ -23,6 +24,9 @@ class Domain(Protocol):
 
     def sample_rows(self, rollout: RolloutResult[Any]) -> list[dict[str, Any]]:
         """Rows for `samples.jsonl`."""
+
+    def sample_images(self, rollout_id: int, rollout: RolloutResult[Any]) -> list[LoggedImage]:
+        """Pictures of the rollout to log; empty where there are none, or where it is not their turn."""
 
     def save(self, directory: Path) -> None:
         """Write everything that decides the next rollout into a checkpoint's directory."""

@@ -97,6 +97,8 @@ class TrainLoop:
         if self._eval_due():
             metrics |= self._evaluate(rollout_id)
         self.tracker.log_samples(rollout_id, self.domain.sample_rows(rollout))
+        if images := self.domain.sample_images(rollout_id, rollout):
+            self.tracker.log_images(rollout_id, "rollout_media/sample_images", images)
         self.tracker.log(rollout_id, with_overhead(self.timers.pop() | metrics))
         last = self.result.rollouts == self.settings.num_rollout or self.result.reached_target
         if self.trainers is not None and self.saver.due(self.result.rollouts, last=last):

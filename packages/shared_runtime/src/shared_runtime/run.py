@@ -32,7 +32,15 @@ from shared_runtime.tracking.run_dir import RunDirectory, open_run_directory
 from shared_runtime.tracking.run_lock import RunDirectoryError
 from shared_runtime.workers import Workers
 
-MAY_CHANGE_ON_RESUME = ("tracking", "run.runs_dir", "run.run_name", "cluster.ray_address", "checkpoint")
+MAY_CHANGE_ON_RESUME = (
+    "tracking",
+    "media",
+    "reward_pool",
+    "run.runs_dir",
+    "run.run_name",
+    "cluster.ray_address",
+    "checkpoint",
+)
 """Settings that don't change what a run computes, so the same run may go on with others."""
 
 

@@ -4,7 +4,7 @@ from diffusion_rl.config.algorithm import AlgorithmConfig
 from diffusion_rl.config.checks import resolve
 from diffusion_rl.config.hooks import HooksConfig
 from diffusion_rl.config.model import DiffusionFsdpConfig, ModelConfig
-from diffusion_rl.config.rollout import DiffusionBatchConfig, EvalConfig, RewardConfig, SamplingConfig
+from diffusion_rl.config.rollout import DiffusionBatchConfig, EvalConfig, MediaConfig, RewardConfig, SamplingConfig
 from diffusion_rl.config.train import TrainConfig, hook_args, numbers
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "DiffusionFsdpConfig",
     "EvalConfig",
     "HooksConfig",
+    "MediaConfig",
     "ModelConfig",
     "RewardConfig",
     "SamplingConfig",

@@ -29,6 +29,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     config.optimizer.check(problems)
     config.checkpoint.check(problems)
     config.tracking.check(problems)
+    config.media.check(problems)
     config.debug.check(problems)
     built_in = config.reward.rm_type if config.hooks.custom_rm_path is None else None
     config.reward_pool.check(problems, config.cluster, in_process=config.run.in_process, rm_type=built_in)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shared_runtime.config import BatchConfig
+from shared_runtime.config import BatchConfig, Problems
 
 
 @dataclass(frozen=True)
@@ -94,3 +94,18 @@ class RewardConfig:
     """Text that --custom-rm-path reads in `args.custom_rm_args`."""
     on_reward_error: Literal["raise", "drop"] = "raise"
     """A reward that fails or is not finite stops the run, or drops its sample and counts it."""
+
+
+@dataclass(frozen=True)
+class MediaConfig:
+    """Pictures of training rollouts: grids in the run's `media`, and images for W&B and TensorBoard."""
+
+    wandb_log_num_images: int = 0
+    """Images of a rollout that are logged, the first ones, whichever of the three are on. 0: none."""
+    wandb_log_image_interval: int = 1
+    """Rollouts between logged ones."""
+
+    def check(self, problems: Problems) -> None:
+        """Note numbers that mean nothing."""
+        problems.not_negative(wandb_log_num_images=self.wandb_log_num_images)
+        problems.positive(wandb_log_image_interval=self.wandb_log_image_interval)

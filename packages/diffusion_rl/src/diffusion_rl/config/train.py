@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from diffusion_rl.config.algorithm import AlgorithmConfig
 from diffusion_rl.config.hooks import HooksConfig
 from diffusion_rl.config.model import DiffusionFsdpConfig, ModelConfig
-from diffusion_rl.config.rollout import DiffusionBatchConfig, EvalConfig, RewardConfig, SamplingConfig
+from diffusion_rl.config.rollout import DiffusionBatchConfig, EvalConfig, MediaConfig, RewardConfig, SamplingConfig
 from shared_runtime.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -40,6 +40,7 @@ class TrainConfig:
     fsdp: DiffusionFsdpConfig = field(default_factory=DiffusionFsdpConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     hooks: HooksConfig = field(default_factory=HooksConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
 

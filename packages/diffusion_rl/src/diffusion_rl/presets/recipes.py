@@ -12,6 +12,7 @@ from diffusion_rl.config import (
     DiffusionBatchConfig,
     DiffusionFsdpConfig,
     EvalConfig,
+    MediaConfig,
     ModelConfig,
     RewardConfig,
     SamplingConfig,
@@ -70,6 +71,7 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, adam_beta2=0.99),
         fsdp=DiffusionFsdpConfig(diffusion_forward_dtype="fp32"),
         checkpoint=CheckpointConfig(save_interval=20),
+        media=MediaConfig(wandb_log_num_images=16, wandb_log_image_interval=20),
     )
 
     def prepare(rebuild: bool) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shared_runtime.tracking.console import ConsoleSink
+from shared_runtime.tracking.grids import GridSink
 from shared_runtime.tracking.jsonl import JsonlSink
 from shared_runtime.tracking.plots import RewardPlot
 from shared_runtime.tracking.run_dir import RunDirectory
@@ -36,7 +37,7 @@ def build_tracker(
     use_tensorboard: bool = False,
     tensorboard_dir: Path | None = None,
 ) -> Tracker:
-    """JSONL and `reward.png` always; console, W&B and TensorBoard as asked for.
+    """JSONL, grids of logged pictures and `reward.png` always; console, W&B and TensorBoard as asked for.
 
     On resume call `tracker.truncate_after(last rollout in the checkpoint)` before the first `log`.
 
@@ -54,7 +55,7 @@ def build_tracker(
     Raises:
         ImportError: If a sink's package is missing; names the extra.
     """
-    sinks: list[Sink] = [JsonlSink(run.metrics_path, run.samples_path)]
+    sinks: list[Sink] = [JsonlSink(run.metrics_path, run.samples_path), GridSink(run.media_path)]
     if progress != "none":
         live = None if progress == "auto" else progress == "live"
         sinks.append(ConsoleSink(total_steps, run.name, log_interval, live, score_label))

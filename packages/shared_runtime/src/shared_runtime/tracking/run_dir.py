@@ -76,6 +76,11 @@ class RunDirectory:
         return self.path / "hf"
 
     @property
+    def media_path(self) -> Path:
+        """Pictures of samples."""
+        return self.path / "media"
+
+    @property
     def reward_plot_path(self) -> Path:
         """The picture of the run."""
         return self.path / "reward.png"
