@@ -23,6 +23,7 @@ os.environ.update(
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Several torch processes on few cores are many times slower with a thread pool each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers that lie beside this file
 
 import pytest
 

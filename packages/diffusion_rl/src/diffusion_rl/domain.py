@@ -12,9 +12,17 @@ from diffusion_rl.preflight import Prepared
 from diffusion_rl.rollout import DiffusionRollout, Evaluator
 from diffusion_rl.sample import Sample, SamplingParams
 from diffusion_rl.scoring import RewardScorer
-from diffusion_rl.train_data import plan_pairs, rollout_advantages, samples_to_noised_rows, samples_to_rows
+from diffusion_rl.train_data import (
+    checked_rows,
+    plan_pairs,
+    rollout_advantages,
+    samples_to_noised_rows,
+    samples_to_rows,
+)
+from diffusion_rl.trainers.fsdp.batch import TrainRow
 from shared_runtime.data.source import RolloutDataSource
 from shared_runtime.engines.client import BatchingClient
+from shared_runtime.rollout.functions import post_processed_rewards
 from shared_runtime.rollout.rollout import RolloutHooks, RolloutSettings
 from shared_runtime.rollout.types import RolloutResult
 from shared_runtime.tracking.log_hooks import LogHooks
@@ -36,6 +44,9 @@ class DiffusionDomain:
         config, hooks = prepared.config, prepared.hooks
         self.config, self.media = config, media
         self.nft_strategy = prepared.nft_strategy
+        self.post_process = hooks.get("--custom-reward-post-process-path")
+        self.expand = hooks.get("--custom-expand-samples-to-train-pairs-path")
+        self.convert = hooks.get("--custom-convert-samples-to-train-data-path")
         self.args = hook_args(config)
         self.log_hooks = LogHooks(
             hooks.get("--custom-rollout-log-function-path"),
@@ -116,27 +127,8 @@ class DiffusionDomain:
 
     def plan(self, rollout_id: int, rollout: RolloutResult[Sample]) -> list[list[StepPlan]]:
         """Pairs with advantages relative to their group, split over steps, ranks and micro-batches."""
-        batch, algorithm = self.config.batch, self.config.algorithm
-        samples = [sample for group in rollout.samples for sample in group]
-        advantages = rollout_advantages(
-            samples,
-            reward_key=self.config.reward.reward_key,
-            std_normalization=not algorithm.disable_grpo_std_normalization,
-            globalize_mean=algorithm.globalize_reward_mean,
-            globalize_std=algorithm.globalize_reward_std,
-            unbiased=not algorithm.population_reward_std,
-        )
-        if algorithm.loss_type == "nft":
-            pairs = samples_to_noised_rows(
-                samples,
-                advantages,
-                self.nft_strategy,
-                self.args,
-                seed=self.config.run.seed,
-                strategy_path=algorithm.diffusion_nft_timestep_strategy_path or "drop_random_steps",
-            )
-        else:
-            pairs = samples_to_rows(samples, advantages)
+        batch = self.config.batch
+        pairs = self._rows([sample for group in rollout.samples for sample in group])
         return plan_pairs(
             pairs,
             dp_size=self.config.world_size,
@@ -145,6 +137,41 @@ class DiffusionDomain:
             micro_batch_size_sample=batch.micro_batch_size_sample,
             micro_batch_size_tstep=batch.micro_batch_size_tstep,
         )
+
+    def _rows(self, samples: list[Sample]) -> list[list[TrainRow]]:
+        nft = self.config.algorithm.loss_type == "nft"
+        if self.convert is not None:
+            rows = self.convert(self.args, samples)
+            return checked_rows(rows, samples, "--custom-convert-samples-to-train-data-path", noised=nft)
+        raw, advantages = self._advantages(samples)
+        if self.expand is not None:
+            rows = self.expand(self.args, samples, advantages, raw)
+            return checked_rows(rows, samples, "--custom-expand-samples-to-train-pairs-path", noised=nft)
+        if not nft:
+            return samples_to_rows(samples, advantages)
+        return samples_to_noised_rows(
+            samples,
+            advantages,
+            self.nft_strategy,
+            self.args,
+            seed=self.config.run.seed,
+            strategy_path=self.config.algorithm.diffusion_nft_timestep_strategy_path or "drop_random_steps",
+        )
+
+    def _advantages(self, samples: list[Sample]) -> tuple[list[float], list[float]]:
+        """Raw rewards, and what they are worth beside those of their group."""
+        algorithm, key = self.config.algorithm, self.config.reward.reward_key
+        if self.post_process is not None:
+            return post_processed_rewards(self.post_process(self.args, samples), len(samples))
+        advantages = rollout_advantages(
+            samples,
+            reward_key=key,
+            std_normalization=not algorithm.disable_grpo_std_normalization,
+            globalize_mean=algorithm.globalize_reward_mean,
+            globalize_std=algorithm.globalize_reward_std,
+            unbiased=not algorithm.population_reward_std,
+        )
+        return [sample.scalar_reward(key) for sample in samples], advantages
 
     def sample_rows(self, rollout: RolloutResult[Sample]) -> list[dict[str, Any]]:
         """What `samples.jsonl` keeps of each sample."""

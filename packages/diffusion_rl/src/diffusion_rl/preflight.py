@@ -33,6 +33,10 @@ MAX_PROMPT_PROBLEMS = 5
 DIFFUSION_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
     "--custom-generate-function-path": GENERATE_HOOK,
     "--custom-rm-path": GROUP_REWARD_HOOK,
+    "--custom-reward-post-process-path": HookSpec(("args", "samples")),
+    "--custom-expand-samples-to-train-pairs-path": HookSpec(("args", "samples", "rewards", "raw_rewards")),
+    "--custom-convert-samples-to-train-data-path": HookSpec(("args", "samples")),
+    "--custom-loss-function-path": HookSpec(("args", "batch", "velocity", "reduce")),
     "--sde-step-backend-path": ClassSpec(methods=("transition", "log_prob", "stochastic"), parameters=()),
     _STRATEGY: STRATEGY_HOOK,
     _NFT_STRATEGY: HookSpec(("args", "num_steps", "generator")),

@@ -16,6 +16,12 @@ from diffusion_rl.trainers.fsdp.batch import TrainRow
 from shared_runtime.rollout.types import name_sample
 from shared_runtime.training.plan import StepPlan, plan_rollout
 
+_EVERY_ROW = ("sample_index", "conditions", "trained", "sigma", "timestep", "advantage")
+PAIR_ENTRIES = (*_EVERY_ROW, "latents", "next_latents", "next_sigma", "sigma_max", "log_prob")
+"""What the policy loss and custom losses read of a row."""
+NOISED_ENTRIES = (*_EVERY_ROW, "clean", "seed")
+"""What DiffusionNFT reads of one."""
+
 
 def samples_to_rows(samples: Sequence[Sample], advantages: Sequence[float]) -> list[list[TrainRow]]:
     """The pairs of each sample: one a stochastic step, in schedule order.
@@ -130,6 +136,32 @@ def rollout_advantages(
         globalize_std=globalize_std,
         unbiased=unbiased,
     ).tolist()
+
+
+def checked_rows(rows: Any, samples: Sequence[Sample], flag: str, *, noised: bool = False) -> list[list[TrainRow]]:
+    """What a user's function made of samples, if it can be trained on.
+
+    Args:
+        rows: One list of rows a sample, some of them empty.
+        samples: What they were made of.
+        flag: The function's flag, for messages.
+        noised: Whether they are DiffusionNFT's rows.
+
+    Raises:
+        ValueError: If it is something else, or a row lacks an entry; its sample is named.
+    """
+    if not isinstance(rows, list | tuple) or len(rows) != len(samples):
+        found = len(rows) if isinstance(rows, list | tuple) else type(rows).__name__
+        raise ValueError(f"{flag} returned {found}, expected a list of rows for each of {len(samples)} samples")
+    needed = NOISED_ENTRIES if noised else PAIR_ENTRIES
+    for sample, of_sample in zip(samples, rows, strict=True):
+        for row in of_sample:
+            missing = [name for name in needed if name not in row]
+            if missing:
+                raise ValueError(f"{flag}: a row of {name_sample(sample)} lacks {', '.join(missing)}")
+    if not any(rows):
+        raise ValueError(f"{flag}: no row is left of {len(samples)} samples")
+    return [list(of_sample) for of_sample in rows if of_sample]
 
 
 def tiled(pairs: Sequence[Sequence[TrainRow]], tile_samples: int, tile_steps: int) -> list[TrainRow]:

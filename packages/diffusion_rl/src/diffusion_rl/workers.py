@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffusion_rl.config import TrainConfig
+from diffusion_rl.config import TrainConfig, hook_args
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.scoring import reward_pool
 from diffusion_rl.trainers.fsdp.settings import FsdpTrainerSettings
@@ -35,6 +35,8 @@ def trainer_settings(
         diffusion_model_family=family.name,
         lr_decay_iters=config.optimizer.lr_decay_iters or total_steps,
         sde_step_backend=hooks.get("--sde-step-backend-path"),
+        custom_loss=hooks.get("--custom-loss-function-path"),
+        hook_args=hook_args(config),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from llm_rl.sample import Sample, TrainRow
 from shared_runtime.algorithms.groups import leave_one_out_rewards, normalize_group_rewards
 from shared_runtime.hooks import HookSpec
+from shared_runtime.rollout.functions import post_processed_rewards
 from shared_runtime.rollout.types import name_sample
 
 REWARD_POST_PROCESS_HOOK = HookSpec(("args", "samples"))
@@ -80,7 +81,7 @@ def samples_to_rows(
     if convert is not None:
         return _converted(convert(args, samples), len(samples))
     if post_process is not None:
-        raw, rewards = _post_processed(post_process(args, samples), len(samples))
+        raw, rewards = post_processed_rewards(post_process(args, samples), len(samples))
     else:
         raw = [sample.scalar_reward(reward_key) for sample in samples]
         rewards = _normalized(raw, [sample.group_index for sample in samples], normalization)
@@ -128,17 +129,6 @@ def _normalized(raw: list[float], groups: list[int], normalization: Normalizatio
     if normalization == "leave_one_out":
         return leave_one_out_rewards(raw, groups).tolist()
     return normalize_group_rewards(raw, groups, std_normalization=normalization == "std").tolist()
-
-
-def _post_processed(result: Any, count: int) -> tuple[list[float], list[float]]:
-    flag = "--custom-reward-post-process-path"
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        raise ValueError(f"{flag} returned {type(result).__name__}, expected (raw_rewards, rewards)")
-    raw, rewards = ([float(value) for value in part] for part in result)
-    for name, values in (("raw rewards", raw), ("rewards", rewards)):
-        if len(values) != count or not np.isfinite(values).all():
-            raise ValueError(f"{flag} returned {len(values)} {name} for {count} samples, or some that are not finite")
-    return raw, rewards
 
 
 def _converted(result: Any, count: int) -> list[TrainRow]:

@@ -10,8 +10,8 @@ from typing import Literal
 class AlgorithmConfig:
     """The objective."""
 
-    loss_type: Literal["policy_loss", "nft"] = "policy_loss"
-    """Flow-GRPO, or DiffusionNFT."""
+    loss_type: Literal["policy_loss", "nft", "custom_loss"] = "policy_loss"
+    """Flow-GRPO, DiffusionNFT, or --custom-loss-function-path on the pairs of Flow-GRPO."""
     disable_grpo_std_normalization: bool = False
     """Centre rewards without dividing by their standard deviation."""
     globalize_reward_mean: bool = False

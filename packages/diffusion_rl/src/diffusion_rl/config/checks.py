@@ -148,8 +148,18 @@ def _check_evaluation(config: TrainConfig, problems: Problems) -> None:
 
 
 def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
-    algorithm, group = config.algorithm, config.batch.n_samples_per_prompt or 1
-    if group < 2 and not algorithm.globalize_reward_mean:
+    algorithm, group, hooks = config.algorithm, config.batch.n_samples_per_prompt or 1, config.hooks
+    if (algorithm.loss_type == "custom_loss") != (hooks.custom_loss_function_path is not None):
+        problems.add("--loss-type custom_loss and --custom-loss-function-path go together")
+    if hooks.custom_convert_samples_to_train_data_path is not None:
+        for name in ("custom_reward_post_process_path", "custom_expand_samples_to_train_pairs_path"):
+            if getattr(hooks, name) is not None:
+                problems.add(
+                    f"--{name.replace('_', '-')} would never be called: --custom-convert-samples-to-train-data-path "
+                    "makes advantages and rows itself"
+                )
+    own_advantages = hooks.custom_reward_post_process_path or hooks.custom_convert_samples_to_train_data_path
+    if group < 2 and not algorithm.globalize_reward_mean and own_advantages is None:
         problems.add(
             "Flow-GRPO compares the samples of a group, but --n-samples-per-prompt is 1: every advantage would be 0 "
             "(--globalize-reward-mean compares over the batch)"

@@ -17,6 +17,8 @@ class HooksConfig:
     """Generates a microgroup: `async def generate(args, microgroup, sampling_params) -> list`."""
     custom_rm_path: str | None = None
     """The rewards of a microgroup: `[async] def rm(args, samples) -> list`. Goes before --rm-type."""
+    custom_reward_post_process_path: str | None = None
+    """Advantages from the rewards of a rollout: `(args, samples) -> (raw_rewards, advantages)`."""
     dynamic_sampling_filter_path: str | None = None
     """Keeps or rejects a scored group; rejected ones are replaced."""
     buffer_filter_path: str | None = None
@@ -29,5 +31,11 @@ class HooksConfig:
     """Logs training rollouts; returning True suppresses the default."""
     custom_eval_rollout_log_function_path: str | None = None
     """Logs evaluation rollouts; returning True suppresses the default."""
+    custom_expand_samples_to_train_pairs_path: str | None = None
+    """Training rows of each sample: `(args, samples, rewards, raw_rewards) -> list of lists`."""
+    custom_convert_samples_to_train_data_path: str | None = None
+    """Training rows of each sample, advantages included: `(args, samples) -> list of lists`."""
+    custom_loss_function_path: str | None = None
+    """The loss of pairs, with --loss-type custom_loss: `(args, batch, velocity, reduce) -> (loss, metrics)`."""
     sde_step_backend_path: str | None = None
     """Class with your own step dynamics for the trainer, in place of --diffusion-sde-type."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -72,3 +73,19 @@ def apply_rollout_hooks(
     if removed == total:
         raise RolloutError(f"--rollout-sample-filter-path removed all {total} samples of the rollout")
     return removed
+
+
+def post_processed_rewards(result: Any, count: int) -> tuple[list[float], list[float]]:
+    """What `--custom-reward-post-process-path` returned: raw rewards, and what is trained on, one a sample each.
+
+    Raises:
+        ValueError: If it is something else, or not finite.
+    """
+    flag = "--custom-reward-post-process-path"
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise ValueError(f"{flag} returned {type(result).__name__}, expected (raw_rewards, rewards)")
+    raw, rewards = ([float(value) for value in part] for part in result)
+    for name, values in (("raw rewards", raw), ("rewards", rewards)):
+        if len(values) != count or not all(map(math.isfinite, values)):
+            raise ValueError(f"{flag} returned {len(values)} {name} for {count} samples, or some that are not finite")
+    return raw, rewards

@@ -50,6 +50,13 @@ def step_of(batch: PairBatch, velocity: Tensor, settings: FsdpTrainerSettings) -
     )
 
 
+def log_probs_of(batch: PairBatch, transition: Transition, settings: FsdpTrainerSettings) -> Tensor:
+    """(B,), the log-prob of the latents that came next, mean over their elements."""
+    return dynamics_of(settings).log_prob(
+        batch.next_latents, transition, constants=not settings.diffusion_log_prob_no_const
+    )
+
+
 def policy_loss(batch: PairBatch, velocity: Tensor, settings: FsdpTrainerSettings, *, global_pairs: int) -> LossOutput:
     """Flow-GRPO's loss, the mean over all trained pairs of the optimizer step, this micro-batch's part of it.
 
@@ -63,9 +70,7 @@ def policy_loss(batch: PairBatch, velocity: Tensor, settings: FsdpTrainerSetting
         ValueError: If GRPO-Guard is asked for and the rollout's velocities are missing.
     """
     transition = step_of(batch, velocity, settings)
-    log_probs = dynamics_of(settings).log_prob(
-        batch.next_latents, transition, constants=not settings.diffusion_log_prob_no_const
-    )
+    log_probs = log_probs_of(batch, transition, settings)
     log_ratio = log_probs - batch.log_probs
     if settings.diffusion_grpo_guard:
         if batch.model_outputs is None:
@@ -92,6 +97,30 @@ def policy_loss(batch: PairBatch, velocity: Tensor, settings: FsdpTrainerSetting
             loss = loss + settings.diffusion_kl_beta * kl
     metrics["loss"] = loss.detach()
     return LossOutput(loss, metrics, log_probs.detach())
+
+
+def custom_loss(batch: PairBatch, velocity: Tensor, settings: FsdpTrainerSettings, *, global_pairs: int) -> LossOutput:
+    """Call the user's loss: `function(args, batch, velocity, reduce) -> (loss, metrics)`.
+
+    `batch` is a :class:`PairBatch`, `velocity` (B, ...) the guided one of the model that trains, and `reduce` turns a
+    value a pair (B,) into the mean over the trained pairs of the optimizer step, this micro-batch's part of it. What
+    the function returns is summed over micro-batches and ranks, so a loss that does not use `reduce` must hold its
+    denominator itself.
+
+    Raises:
+        TypeError: If it returns something else.
+    """
+    assert settings.custom_loss is not None
+    weights = batch.trained / max(global_pairs, 1)
+    args = settings if settings.hook_args is None else settings.hook_args
+    returned = settings.custom_loss(args, batch, velocity, lambda values: (values * weights).sum())
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Tensor)):
+        raise TypeError("--custom-loss-function-path must return (loss tensor, dict of metrics)")
+    loss, metrics = returned
+    with torch.no_grad():
+        log_probs = log_probs_of(batch, step_of(batch, velocity, settings), settings)
+    reported = {key: torch.as_tensor(value).detach() for key, value in metrics.items()}
+    return LossOutput(loss, {**reported, "loss": loss.detach()}, log_probs)
 
 
 def sft_loss(batch: PictureBatch, velocity: Tensor, *, global_pairs: int) -> LossOutput:

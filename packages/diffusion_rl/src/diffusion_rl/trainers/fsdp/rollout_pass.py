@@ -10,7 +10,15 @@ from torch import Tensor
 from diffusion_rl.models.family import Guidance
 from diffusion_rl.models.forward import predict_velocity
 from diffusion_rl.trainers.fsdp.batch import PairBatch, PictureBatch, collate_pairs, collate_pictures
-from diffusion_rl.trainers.fsdp.loss import LossOutput, nft_loss_of, output_differences, policy_loss, sft_loss, step_of
+from diffusion_rl.trainers.fsdp.loss import (
+    LossOutput,
+    custom_loss,
+    nft_loss_of,
+    output_differences,
+    policy_loss,
+    sft_loss,
+    step_of,
+)
 from shared_runtime.training.fsdp import set_last_micro_batch
 from shared_runtime.training.metrics import RunningMetrics
 from shared_runtime.training.plan import StepPlan
@@ -104,7 +112,8 @@ class RolloutPass:
             with torch.no_grad():
                 batch.ref_means = step_of(batch, self._velocity(trainer.reference, batch), settings).mean
         velocity = self._velocity(trainer.model, batch)
-        result = policy_loss(batch, velocity, settings, global_pairs=global_pairs)
+        loss = custom_loss if settings.loss_type == "custom_loss" else policy_loss
+        result = loss(batch, velocity, settings, global_pairs=global_pairs)
         if first:
             self._compare_with_rollout(batch, velocity, result)
         return result

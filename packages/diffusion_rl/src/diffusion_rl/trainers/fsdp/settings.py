@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,8 +53,12 @@ class FsdpTrainerSettings(FsdpSettings):
     """A class with the methods of `StepDynamics` in place of `diffusion_sde_type`."""
 
     # Objective
-    loss_type: Literal["policy_loss", "nft", "sft_loss"] = "policy_loss"
-    """Flow-GRPO, DiffusionNFT, or flow matching on pictures."""
+    loss_type: Literal["policy_loss", "nft", "sft_loss", "custom_loss"] = "policy_loss"
+    """Flow-GRPO, DiffusionNFT, flow matching on pictures, or `custom_loss` on pairs."""
+    custom_loss: Callable[..., Any] | None = None
+    """`(args, batch, velocity, reduce) -> (loss, metrics)`, with `loss_type` custom_loss; see `loss.custom_loss`."""
+    hook_args: Any = None
+    """First argument of `custom_loss`. Unset: these settings."""
     diffusion_nft_beta: float = 1.0
     """How far the implicit policies of DiffusionNFT lie from the old one."""
     diffusion_nft_adaptive_weight: bool = True
@@ -96,5 +101,7 @@ class FsdpTrainerSettings(FsdpSettings):
             raise ValueError(f"diffusion_kl_beta {self.diffusion_kl_beta} has no effect with ref_mode none")
         if (self.loss_type == "nft" or self.rollout_weights == "ema") and not self.use_ema:
             raise ValueError("loss_type nft and rollout_weights ema need use_ema")
+        if (self.loss_type == "custom_loss") != (self.custom_loss is not None):
+            raise ValueError("loss_type custom_loss and a custom loss function go together")
         if self.loss_type == "policy_loss" and self.diffusion_sde_type == "ode" and self.sde_step_backend is None:
             raise ValueError("diffusion_sde_type ode has no log-probs, which the policy loss needs")
