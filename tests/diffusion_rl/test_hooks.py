@@ -17,6 +17,8 @@ import pytest
 from documentation import ROOT, write_modules
 
 from diffusion_rl.config import DiffusionBatchConfig, DiffusionFsdpConfig, ModelConfig, SamplingConfig, TrainConfig
+from diffusion_rl.models.family import Guidance
+from diffusion_rl.models.sd3 import SD3
 from diffusion_rl.sample import Sample
 from diffusion_rl.train import train
 from shared_runtime.config import CheckpointConfig, ConfigError, DataConfig, RunConfig, TrackingConfig, from_dict
@@ -143,6 +145,26 @@ def test_a_reward_gets_a_microgroup_or_a_group(run: Callable[..., Row], group_rm
     assert [sample.reward for sample in SAMPLES] == [float(i) for i in range(2 * GROUP)]
 
 
+class SD3WithoutGuidance(SD3):
+    """SD3 under another name, whatever `--diffusion-guidance-scale` says."""
+
+    name = "sd3_without_guidance"
+    name_patterns = ("never-looked-at",)
+
+    def guidance(self, guidance_scale: float, true_cfg_scale: float | None = None) -> Guidance:
+        return Guidance(1.0)
+
+
+def test_a_family_of_ones_own(run: Callable[..., Row]) -> None:
+    """Engine and trainer both use it: no negative branch, and the trainer finds the engine's log-probs."""
+    row = run(
+        {"custom_rm_path": "test_hooks_functions.counting"},
+        model={"train_pipeline_config_path": "test_hooks_functions.SD3WithoutGuidance"},
+    )
+    assert all(sample.negative_conditions is None for sample in SAMPLES)
+    assert row["train/log_prob_mean_abs_diff"] < 1e-5
+
+
 def test_rows_that_cannot_be_trained_on_are_named(run: Callable[..., Row]) -> None:
     flag = "--custom-convert-samples-to-train-data-path"
     hooks = {"custom_rm_path": "test_hooks_functions.counting"}
@@ -176,3 +198,17 @@ def test_hooks_that_do_not_fit_are_refused(run: Callable[..., Row], hooks: dict[
 
 def _same(ours: Any, theirs: Any) -> bool:
     return all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_pictures.rewards.one_colour", "expected a subclass of diffusion_rl.models.family.ModelFamily"),
+        ("diffusion_rl.models.family.ModelFamily", "the class lacks decode, encode_images, encode_prompts"),
+        ("my_pictures.families.None", "no module named 'my_pictures.families'"),
+    ],
+)
+def test_families_that_do_not_fit_are_refused(run: Callable[..., Row], name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run({}, model={"train_pipeline_config_path": name}, reward={"rm_type": "jpeg_compressibility"})
+    assert message in str(refused.value)

@@ -15,7 +15,7 @@ from diffusion_rl.config import HooksConfig, TrainConfig, hook_args
 from diffusion_rl.generation import GENERATE_HOOK
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.models.loading import check_size
-from diffusion_rl.models.registry import check_checkpoint, check_task, resolve_family
+from diffusion_rl.models.registry import check_checkpoint, check_task, own_family, resolve_family
 from diffusion_rl.sample import Sample
 from diffusion_rl.scoring import row_check
 from shared_runtime.config import ConfigError, Problems, with_num_rollout
@@ -109,7 +109,8 @@ def _check_model(config: TrainConfig) -> ModelFamily:
     for name, path in (("--hf-checkpoint", model.hf_checkpoint), ("--ref-load", model.ref_load)):
         if path is not None and not path.is_dir():
             raise ConfigError([f"{name} {path} is no directory: give a local diffusers pipeline"])
-    family = resolve_family(str(model.hf_checkpoint), model.diffusion_model_family)
+    path = model.train_pipeline_config_path
+    family = resolve_family(str(model.hf_checkpoint), own_family(path) if path else model.diffusion_model_family)
     check_checkpoint(str(model.hf_checkpoint), family)
     if model.ref_load is not None:
         check_checkpoint(str(model.ref_load), family)

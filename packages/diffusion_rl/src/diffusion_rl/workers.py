@@ -32,7 +32,7 @@ def trainer_settings(
     settings = FsdpTrainerSettings(**{name: value for name, value in flat.items() if name in names})
     return dataclasses.replace(
         settings,
-        diffusion_model_family=family.name,
+        diffusion_model_family=family,
         lr_decay_iters=config.optimizer.lr_decay_iters or total_steps,
         sde_step_backend=hooks.get("--sde-step-backend-path"),
         custom_loss=hooks.get("--custom-loss-function-path"),
@@ -44,7 +44,7 @@ def engine_kwargs(config: TrainConfig, family: ModelFamily) -> dict[str, Any]:
     """Constructor arguments of a local engine."""
     return {
         "model_dir": config.model.hf_checkpoint,
-        "family": family.name,
+        "family": family,
         "dtype": config.fsdp.diffusion_forward_dtype,
         "train_components": (config.model.update_weight_target_module,),
     }

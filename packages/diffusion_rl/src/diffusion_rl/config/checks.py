@@ -49,6 +49,8 @@ def _check_sources(config: TrainConfig, problems: Problems) -> None:
     if data.prompt_data is None and data.data_source_path is None:
         problems.add("--prompt-data is missing: a JSONL or parquet file of prompts (or --data-source-path)")
     problems.positive(update_weight_buffer_size=model.update_weight_buffer_size)
+    if model.train_pipeline_config_path is not None and model.diffusion_model_family is not None:
+        problems.add("--train-pipeline-config-path and --diffusion-model-family exclude each other")
     if config.run.in_process and config.world_size > 1:
         problems.add(f"--in-process is one trainer rank, but the layout asks for {config.world_size}")
     if debug.save_debug_rollout_data or debug.load_debug_rollout_data:

@@ -15,6 +15,8 @@ class ModelConfig:
     """diffusers directory of the pipeline."""
     diffusion_model_family: str | None = None
     """Family of the pipeline: sd3 or qwen_image. Unset: what the directory's name says."""
+    train_pipeline_config_path: str | None = None
+    """`package.module.Class` of a family of your own, a subclass of `diffusion_rl.models.family.ModelFamily`."""
     diffusion_task: str = "t2i"
     """Task of the family to train on."""
     ref_load: Path | None = None

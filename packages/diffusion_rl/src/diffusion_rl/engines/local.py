@@ -63,7 +63,7 @@ class LocalEngine(InProcessEngine):
         Raises:
             FamilyError: If the family is not known, or the directory is not a complete pipeline of it.
         """
-        self.family = family if isinstance(family, ModelFamily) else resolve_family(str(model_dir), family)
+        self.family = resolve_family(str(model_dir), family)
         self.train_components = train_components or self.family.train_components
         self.forward_dtype = torch_dtype(dtype)
         self.device, self.generator_device = torch.device(device), generator_device

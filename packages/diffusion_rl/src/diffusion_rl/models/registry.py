@@ -8,8 +8,12 @@ from pathlib import Path
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.models.qwen_image import QwenImage
 from diffusion_rl.models.sd3 import SD3
+from shared_runtime.hooks import load_object
 
 FAMILIES: dict[str, ModelFamily] = {family.name: family for family in (SD3(), QwenImage())}
+
+_OWN_FAMILY = "--train-pipeline-config-path"
+_DECLARED = ("name", "pipeline_classes", "tasks", "components", "condition_inputs", "block_modules")
 
 
 class FamilyError(ValueError):
@@ -40,12 +44,14 @@ def match_family(checkpoint: str) -> ModelFamily | None:
     return max(matches, key=lambda match: match[0])[1] if matches else None
 
 
-def resolve_family(checkpoint: str, name: str | None = None) -> ModelFamily:
-    """The family of `--hf-checkpoint`, or of `--diffusion-model-family` where it is given.
+def resolve_family(checkpoint: str, name: str | ModelFamily | None = None) -> ModelFamily:
+    """The family of `--hf-checkpoint`, or of `--diffusion-model-family` where it is given, or one of your own.
 
     Raises:
         FamilyError: If neither says one; the message lists the known families.
     """
+    if isinstance(name, ModelFamily):
+        return name
     if name is not None:
         return get_family(name)
     family = match_family(checkpoint)
@@ -114,3 +120,19 @@ def _pipeline_class(path: Path) -> str | None:
 
 def _known() -> str:
     return "; ".join(f"{f.name} (names with {' or '.join(f.name_patterns)})" for f in FAMILIES.values())
+
+
+def own_family(path: str) -> ModelFamily:
+    """The family at a `--train-pipeline-config-path`.
+
+    Raises:
+        HookError: If there is no such class.
+        FamilyError: If it is no complete subclass of `ModelFamily`.
+    """
+    cls = load_object(path, _OWN_FAMILY)
+    if not (isinstance(cls, type) and issubclass(cls, ModelFamily)):
+        raise FamilyError(f"{_OWN_FAMILY} {path}: expected a subclass of diffusion_rl.models.family.ModelFamily")
+    missing = sorted(cls.__abstractmethods__) + [name for name in _DECLARED if not hasattr(cls, name)]
+    if missing:
+        raise FamilyError(f"{_OWN_FAMILY} {path}: the class lacks {', '.join(missing)}")
+    return cls()

@@ -15,8 +15,8 @@ Dtype = Literal["fp32", "bf16", "fp64"]
 class FsdpTrainerSettings(FsdpSettings):
     """Settings of one trainer, the same on every rank. Hooks must be importable when ranks are processes."""
 
-    diffusion_model_family: str | None = None
-    """Family of the checkpoint. Unset: what its name says."""
+    diffusion_model_family: Any = None
+    """Family of the checkpoint, or its name. Unset: what the checkpoint's name says."""
     update_weight_target_module: str = "transformer"
     """The component that trains and is published."""
 
