@@ -58,6 +58,6 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(tiny_model_dir: Path, t
     assert len(KILLED) == 1
     restarts = "perf/reward_worker_restarts_math"
     assert (metrics[0][restarts], metrics[1][restarts]) == (0, 1)
-    assert all(row["perf/reward_max_queue_depth_math"] >= 1 for row in metrics.values())  # 4 batches, one worker
+    assert min(metrics[step]["perf/reward_max_queue_depth_math"] for step in (0, 1)) >= 1  # 4 batches, one worker
     assert len(samples) == 32
     assert {row["reward"] for row in samples} <= {0.0, 1.0}

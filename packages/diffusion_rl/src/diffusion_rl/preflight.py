@@ -109,8 +109,8 @@ def _check_model(config: TrainConfig) -> ModelFamily:
     for name, path in (("--hf-checkpoint", model.hf_checkpoint), ("--ref-load", model.ref_load)):
         if path is not None and not path.is_dir():
             raise ConfigError([f"{name} {path} is no directory: give a local diffusers pipeline"])
-    path = model.train_pipeline_config_path
-    family = resolve_family(str(model.hf_checkpoint), own_family(path) if path else model.diffusion_model_family)
+    own = model.train_pipeline_config_path
+    family = resolve_family(str(model.hf_checkpoint), own_family(own) if own else model.diffusion_model_family)
     check_checkpoint(str(model.hf_checkpoint), family)
     if model.ref_load is not None:
         check_checkpoint(str(model.ref_load), family)
