@@ -9,6 +9,7 @@ import torch
 
 from llm_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from llm_rl.trainers.fsdp.trainer import FsdpTrainer
+from shared_runtime.training.learner import Learner
 from shared_runtime.training.plan import StepPlan, plan_rollout
 
 VOCABULARY = range(3, 15)
@@ -74,14 +75,28 @@ def row_log_probs(model: torch.nn.Module, row: dict, temperature: float = 1.0) -
     return chosen[len(row["tokens"]) - 1 - row["response_length"] :]
 
 
+def row_values(model: torch.nn.Module, row: dict) -> torch.Tensor:
+    """Values of a row's response tokens from a plain forward of a token classifier over that sequence alone."""
+    outputs = model(input_ids=torch.as_tensor(row["tokens"])[None]).logits[0, :-1, 0]
+    return outputs[len(row["tokens"]) - 1 - row["response_length"] :]
+
+
 def capture_gradients(trainer: FsdpTrainer) -> dict[str, torch.Tensor]:
-    """Make the trainer's next optimizer step record the (unclipped) gradient instead of applying it; a live dict."""
+    """Make the trainer's next optimizer step record the (unclipped) gradient instead of applying it; a live dict.
+
+    The critic's has names that start with `critic.`.
+    """
     seen: dict[str, torch.Tensor] = {}
 
-    def record(*args, **kwargs) -> None:
-        for name, p in trainer.model.named_parameters():
-            seen[name] = p.grad.full_tensor().detach().clone()
+    def hold(learner: Learner, prefix: str) -> None:
+        def record(*args, **kwargs) -> None:
+            for name, p in learner.model.named_parameters():
+                seen[prefix + name] = p.grad.full_tensor().detach().clone()
 
-    trainer.optimizer.step = record
-    trainer.schedule.step = lambda: None
+        learner.optimizer.step = record
+        learner.schedule.step = lambda: None
+
+    hold(trainer.learner, "")
+    if trainer.critic is not None:
+        hold(trainer.critic.learner, "critic.")
     return seen

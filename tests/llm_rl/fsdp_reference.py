@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from fsdp_helpers import row_log_probs
 from transformers import AutoModelForCausalLM
@@ -23,8 +25,12 @@ def policy_gradient_loss(
     temperature: float = 1.0,
     old: dict[int, torch.Tensor] | None = None,
     eps: float = 0.2,
+    advantages: Sequence[np.ndarray] | None = None,
 ) -> torch.Tensor:
-    """GRPO's clipped loss; `old` gives the old log-probs of row i, by default the current ones."""
+    """The clipped loss; `old` gives the old log-probs of row i, by default the current ones.
+
+    `advantages` has one number a response token of each row; by default each is the row's reward.
+    """
     tokens_of_sample: dict[int, float] = defaultdict(float)
     for row in rows:
         tokens_of_sample[row["sample_index"]] += float(row["loss_mask"].sum())
@@ -37,7 +43,7 @@ def policy_gradient_loss(
             if not row["loss_mask"][t]:
                 continue
             ratio = torch.exp(log_probs[t] - before[t])
-            advantage = row["reward"]
+            advantage = row["reward"] if advantages is None else float(advantages[i][t])
             value = torch.maximum(-ratio * advantage, -ratio.clamp(1 - eps, 1 + eps) * advantage)
             if per_token:
                 loss = loss + value / total

@@ -53,6 +53,17 @@ def test_a_good_config_passes(good: TrainConfig) -> None:
         ({"algorithm": {"eps_clip_c": 0.5}}, ["--eps-clip-c", "0.5"]),
         ({"algorithm": {"kl_loss_coef": 0.1}}, ["--use-kl-loss"]),
         ({"algorithm": {"loss_type": "custom_loss"}}, ["--custom-loss-function-path"]),
+        ({"algorithm": {"advantage_estimator": "ppo", "kl_coef": 0.1}}, ["--kl-coef must be 0", "--use-kl-loss"]),
+        ({"algorithm": {"advantage_estimator": "ppo", "lambd": 1.5}}, ["--lambd", "1.5"]),
+        ({"critic": {"critic_lr": 1e-5}}, ["--critic-lr", "--advantage-estimator ppo"]),
+        (
+            {
+                "algorithm": {"advantage_estimator": "ppo"},
+                "batch": {"num_rollout": 3},
+                "critic": {"num_critic_only_steps": 3},
+            },
+            ["--num-critic-only-steps 3", "3 rollouts"],
+        ),
         ({"sampling": {"rollout_temperature": 0.0}}, ["--rollout-temperature"]),
         ({"sampling": {"rollout_top_p": 0.0}}, ["--rollout-top-p"]),
         ({"sampling": {"rollout_top_k": 0}}, ["--rollout-top-k"]),
@@ -70,6 +81,11 @@ def test_what_cannot_work_is_refused(good: TrainConfig, groups: dict[str, dict[s
         resolve(change(good, **groups))
     for word in words:
         assert word in str(error.value)
+
+
+def test_ppo_needs_no_groups(good: TrainConfig) -> None:
+    ppo = change(good, algorithm={"advantage_estimator": "ppo"}, batch={"n_samples_per_prompt": 1})
+    assert resolve(ppo).batch.global_batch_size == 4
 
 
 def test_all_problems_come_together(good: TrainConfig) -> None:

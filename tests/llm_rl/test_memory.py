@@ -23,6 +23,7 @@ def test_estimate_grows_with_what_is_held() -> None:
     fp32 = run_bytes(10**9, **base, with_reference=False)
     assert 20 * 10**9 <= fp32 < 22 * 10**9  # 4 weights + 4 gradients + 8 moments + 4 engine
     assert run_bytes(10**9, **base, with_reference=True) - fp32 == 4 * 10**9
+    assert run_bytes(10**9, **base, with_reference=False, with_critic=True) - fp32 == 16 * 10**9
     assert fp32 - run_bytes(10**9, **base, with_reference=False, adam=False) == 8 * 10**9
     engine_only = run_bytes(10**9, **(base | {"num_trainers": 0}), with_reference=False)
     assert 4 * 10**9 <= engine_only < 5 * 10**9

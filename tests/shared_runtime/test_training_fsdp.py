@@ -114,7 +114,7 @@ def test_sharded_model_computes_what_the_plain_one_does():
 
 
 def test_lease_refuses_work_asleep_and_wakes_for_a_block():
-    lease = DeviceLease([Model()], None, torch.device("cpu"))
+    lease = DeviceLease([Model()], [], torch.device("cpu"))
     lease.sleep()
     with pytest.raises(RuntimeError, match="call wake_up before training"):
         lease.require_awake("training")

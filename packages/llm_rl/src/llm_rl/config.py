@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from llm_rl.role_config import CriticConfig
 from rewards import known_rm_types
 from shared_runtime.config import (
     BatchConfig,
@@ -24,7 +25,9 @@ from shared_runtime.config import (
 )
 from shared_runtime.config.problems import nearest
 
-AdvantageEstimator = Literal["grpo", "gspo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "cispo"]
+AdvantageEstimator = Literal[
+    "grpo", "gspo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "cispo"
+]
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class AlgorithmConfig:
     """The objective."""
 
     advantage_estimator: Literal[
-        "grpo", "gspo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "cispo"
+        "grpo", "gspo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "cispo"
     ] = "grpo"
     """How rewards become advantages."""
     disable_grpo_std_normalization: bool = False
@@ -132,6 +135,8 @@ class AlgorithmConfig:
     """Whiten advantages over all trainable tokens of all ranks."""
     gamma: float = 1.0
     """Discount of the token-level returns."""
+    lambd: float = 1.0
+    """λ of generalised advantage estimation (ppo): 1 takes whole returns, 0 one-step differences."""
     loss_type: Literal["policy_loss", "custom_loss"] = "policy_loss"
     """Policy gradient, or --custom-loss-function-path."""
     eps_clip: float = 0.2
@@ -208,6 +213,7 @@ class TrainConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     reward_pool: RewardPoolConfig = field(default_factory=RewardPoolConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -238,6 +244,9 @@ def resolve(config: TrainConfig) -> TrainConfig:
     _check_sampling(config, problems)
     _check_reward(config, problems)
     _check_algorithm(config, problems)
+    config.critic.check(
+        problems, used=config.algorithm.advantage_estimator == "ppo", num_rollout=config.batch.num_rollout
+    )
     config.debug.check(problems)
     built_in = config.reward.rm_type if config.hooks.custom_rm_path is None else None
     config.reward_pool.check(problems, config.cluster, in_process=config.run.in_process, rm_type=built_in)
@@ -326,9 +335,15 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
         kl_loss_coef=algorithm.kl_loss_coef, entropy_coef=algorithm.entropy_coef, kl_coef=algorithm.kl_coef
     )
     problems.require(0 < algorithm.gamma <= 1, f"--gamma must be in (0, 1], got {algorithm.gamma}")
+    problems.require(0 <= algorithm.lambd <= 1, f"--lambd must be in [0, 1], got {algorithm.lambd}")
     if algorithm.kl_loss_coef > 0 and not algorithm.use_kl_loss:
         problems.add(f"--kl-loss-coef {algorithm.kl_loss_coef} has no effect without --use-kl-loss")
-    if algorithm.kl_coef > 0 and not algorithm.advantage_estimator.startswith("reinforce_plus_plus"):
+    if algorithm.kl_coef > 0 and algorithm.advantage_estimator == "ppo":
+        problems.add(
+            "--kl-coef must be 0 with --advantage-estimator ppo: the critic would be trained towards returns without "
+            f"the penalty; use --use-kl-loss --kl-loss-coef {algorithm.kl_coef}"
+        )
+    elif algorithm.kl_coef > 0 and not algorithm.advantage_estimator.startswith("reinforce_plus_plus"):
         problems.add(
             f"--kl-coef penalises the token rewards of the REINFORCE++ estimators, not of "
             f"{algorithm.advantage_estimator}: use --use-kl-loss --kl-loss-coef {algorithm.kl_coef}"

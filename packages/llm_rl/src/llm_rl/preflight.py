@@ -104,7 +104,12 @@ def _load_prompts(config: TrainConfig, path: str) -> PromptDataset:
 
 
 def _check_paths(config: TrainConfig, problems: Problems) -> None:
-    for name, path in (("--hf-checkpoint", config.model.hf_checkpoint), ("--ref-load", config.model.ref_load)):
+    directories = {
+        "--hf-checkpoint": config.model.hf_checkpoint,
+        "--ref-load": config.model.ref_load,
+        "--critic-load": config.critic.critic_load,
+    }
+    for name, path in directories.items():
         if path is not None and not (path / "config.json").is_file():
             problems.add(f"{name} {path} is not a Hugging Face model directory: it has no config.json")
     load = config.checkpoint.load
@@ -164,6 +169,7 @@ def _check_memory(config: TrainConfig, problems: Problems) -> None:
         num_engines=len(roles[ROLLOUT].workers) if ROLLOUT in roles else 0,
         num_trainers=config.world_size if config.debug.trains else 0,
         with_reference=config.algorithm.use_kl_loss or config.algorithm.kl_coef > 0,
+        with_critic=config.algorithm.advantage_estimator == "ppo",
         adam=config.optimizer.optimizer == "adam",
     )
     available = psutil.virtual_memory().available

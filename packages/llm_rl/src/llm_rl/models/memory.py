@@ -37,15 +37,17 @@ def run_bytes(
     num_engines: int,
     num_trainers: int,
     with_reference: bool,
+    with_critic: bool = False,
     adam: bool = True,
 ) -> int:
     """Lower bound of what trainer and engines hold together, activations and caches left out.
 
     The trainer holds fp32 master weights, gradients and, with Adam, two moments; a bf16 trainer gathers a bf16 copy
-    as well. The shards of all ranks add up to one model.
+    as well. A critic of the same size is trained likewise. The shards of all ranks add up to one model.
     """
     per_parameter = 0
     if num_trainers:
-        per_parameter = 4 + 4 + (8 if adam else 0) + (2 if train_dtype == "bf16" else 0) + (4 if with_reference else 0)
+        trained = 4 + 4 + (8 if adam else 0) + (2 if train_dtype == "bf16" else 0)
+        per_parameter = trained * (2 if with_critic else 1) + (4 if with_reference else 0)
     engines = BYTES[rollout_dtype] * num_engines
     return parameters * (per_parameter + engines) + PROCESS_BYTES * (num_trainers + num_engines)

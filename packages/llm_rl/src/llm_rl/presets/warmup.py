@@ -26,23 +26,24 @@ MAX_STEPS = 1000
 """Several times what it takes."""
 
 
-def warm_up(directory: Path, sums: Path, *, seed: int = 0) -> None:
-    """Train the tiny model on correct sums until it gets a third of the held-out ones right, and save it.
+def warm_up(directory: Path, sums: Path, *, seed: int = 0, target: float = TARGET) -> None:
+    """Train the tiny model on correct sums until it gets enough of the held-out ones right, and save it.
 
     Args:
         directory: Where the model goes.
         sums: Directory with `train.jsonl` and `held_out.jsonl`.
         seed: Of the initial weights and of the order of the sums.
+        target: Share of the held-out sums, answered greedily.
 
     Raises:
         RuntimeError: If it doesn't learn.
     """
     with tempfile.TemporaryDirectory() as untrained:
         write_model(Path(untrained), seed)
-        _train(Path(untrained), directory, sums, seed)
+        _train(Path(untrained), directory, sums, seed, target)
 
 
-def _train(untrained: Path, directory: Path, sums: Path, seed: int) -> None:
+def _train(untrained: Path, directory: Path, sums: Path, seed: int, target: float) -> None:
     trainer = InProcessGroup(FsdpTrainer(_settings(untrained)))
     engine = LocalEngine(untrained)
     engines = InProcessGroup(engine)
@@ -56,7 +57,7 @@ def _train(untrained: Path, directory: Path, sums: Path, seed: int) -> None:
             trainer.call_each("train", [(step, _plan(batch))])
             if step >= CHECK_FROM and step % CHECK_EVERY == 0:
                 publish(trainer, engines, step, buffer_size=1 << 26)
-                if accuracy(engine, held_out, temperature=0.0) >= TARGET:
+                if accuracy(engine, held_out, temperature=0.0) >= target:
                     trainer.call("save_hf", directory)
                     return
     finally:

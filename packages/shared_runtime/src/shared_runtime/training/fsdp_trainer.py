@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,9 +17,8 @@ from shared_runtime.training import weights
 from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.distributed import RankContext, start_rank, stop_rank
 from shared_runtime.training.fsdp import count_parameters
-from shared_runtime.training.gradients import clip_gradients, gradient_norm, local_gradients
+from shared_runtime.training.learner import Learner
 from shared_runtime.training.metrics import RunningMetrics
-from shared_runtime.training.optimizer import build_optimizer, build_schedule
 from shared_runtime.training.settings import FsdpSettings
 from shared_runtime.training.sleep import DeviceLease
 from shared_runtime.training.state import load_state, save_state
@@ -45,6 +43,7 @@ class FsdpTrainerBase(Generic[Settings]):
     context: RankContext
     model: Any
     reference: Any
+    learner: Learner
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
     lease: DeviceLease
@@ -87,24 +86,10 @@ class FsdpTrainerBase(Generic[Settings]):
             cpu_backend=s.fsdp_cpu_backend,
         )
         self.model, self.reference = self._load_models()
-        self.optimizer = build_optimizer(
-            self.model.named_parameters(),
-            kind=s.optimizer,
-            lr=s.lr,
-            weight_decay=s.weight_decay,
-            betas=(s.adam_beta1, s.adam_beta2),
-            eps=s.adam_eps,
-        )
-        self.schedule = build_schedule(
-            self.optimizer,
-            lr=s.lr,
-            min_lr=s.min_lr,
-            decay_style=s.lr_decay_style,
-            warmup_steps=s.lr_warmup_iters,
-            decay_steps=s.lr_decay_iters,
-        )
+        self.learner = Learner(self.model, s, self.context.mesh["dp_shard"])
+        self.optimizer, self.schedule = self.learner.optimizer, self.learner.schedule
         models = [self.model] + ([self.reference] if self.reference is not None else [])
-        self.lease = DeviceLease(models, self.optimizer, self.context.device, offloaded=s.fsdp_cpu_offload)
+        self.lease = DeviceLease(models, [self.optimizer], self.context.device, offloaded=s.fsdp_cpu_offload)
         return TrainerInfo(
             rank=self.rank,
             world_size=self.world_size,
@@ -123,20 +108,9 @@ class FsdpTrainerBase(Generic[Settings]):
         Raises:
             FloatingPointError: For a gradient that isn't finite, before it reaches the weights.
         """
-        gradients = local_gradients(self.model.parameters())
-        norm = gradient_norm(gradients, self.context.mesh["dp_shard"])
-        if self.settings.check_for_nan_in_loss_and_grad and not math.isfinite(norm):
-            self.optimizer.zero_grad()
-            raise FloatingPointError(
-                f"{name}: the gradient norm is {norm}; the weights were left as they are "
-                "(--no-check-for-nan-in-loss-and-grad skips this check)"
-            )
-        clip_gradients(gradients, norm, self.settings.clip_grad)
+        norm, rate = self.learner.step(name)
         metrics.add_constant("grad_norm", norm)
-        metrics.add_constant("lr", float(self.schedule.get_last_lr()[0]))
-        self.optimizer.step()
-        self.schedule.step()
-        self.optimizer.zero_grad()
+        metrics.add_constant("lr", rate)
 
     def weight_metadata(self) -> list[TensorMeta]:
         """Names, shapes and dtypes of the published weights; tied ones once."""

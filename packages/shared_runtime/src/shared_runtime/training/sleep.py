@@ -16,7 +16,7 @@ class DeviceLease:
 
     Args:
         modules: Sharded models.
-        optimizer: Its state moves too.
+        optimizers: Their state moves too.
         device: Where they belong.
         offloaded: Under CPU offload everything lives on the host anyway.
     """
@@ -24,14 +24,20 @@ class DeviceLease:
     def __init__(
         self,
         modules: Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer],
         device: torch.device,
         *,
         offloaded: bool = False,
     ) -> None:
-        self.modules, self.optimizer, self.device = modules, optimizer, device
+        self.modules, self.optimizers, self.device = list(modules), list(optimizers), device
         self.moves = device.type != "cpu" and not offloaded
         self.asleep = False
+
+    def add(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Let another model, and its optimizer if it has one, come and go with the others."""
+        self.modules.append(module)
+        if optimizer is not None:
+            self.optimizers.append(optimizer)
 
     def sleep(self) -> None:
         """Leave the device. Sleeping twice is allowed."""
@@ -73,5 +79,5 @@ class DeviceLease:
                 if reshard is not None:
                     reshard()
             module.to(device)
-        if self.optimizer is not None:
-            move_optimizer(self.optimizer, device)
+        for optimizer in self.optimizers:
+            move_optimizer(optimizer, device)

@@ -11,7 +11,9 @@ from llm_rl.algorithms.advantages import (
     broadcast_advantages,
     reinforce_plus_plus_baseline_advantages,
     reinforce_plus_plus_returns,
+    token_rewards,
 )
+from llm_rl.algorithms.gae import gae
 from llm_rl.algorithms.metrics import AllReduce
 from llm_rl.algorithms.whitening import whiten
 from llm_rl.trainers.fsdp.batch import MicroBatch
@@ -25,7 +27,10 @@ def needs_whitening(settings: FsdpTrainerSettings) -> bool:
 
 
 def set_advantages(batches: Sequence[MicroBatch], settings: FsdpTrainerSettings, all_reduce_sum: AllReduce) -> None:
-    """Compute the advantages of this rank's micro-batches, in place. Every rank must call, since whitening reduces."""
+    """Compute advantages (and the critic's targets) of this rank's micro-batches, in place.
+
+    Every rank must call, since whitening reduces.
+    """
     for batch in batches:
         batch.advantages = _advantages(batch, settings)
     if needs_whitening(settings):
@@ -41,6 +46,13 @@ def set_advantages(batches: Sequence[MicroBatch], settings: FsdpTrainerSettings,
 
 def _advantages(batch: MicroBatch, settings: FsdpTrainerSettings) -> Tensor:
     estimator = settings.advantage_estimator
+    if estimator == "ppo":
+        assert batch.values is not None
+        rewards = token_rewards(batch.rewards, batch.mask, batch.segments)
+        advantages, batch.returns = gae(
+            rewards, batch.values, batch.mask, batch.segments, gamma=settings.gamma, lam=settings.lambd
+        )
+        return advantages
     if estimator in ("grpo", "gspo", "cispo", "rloo"):
         return broadcast_advantages(batch.rewards, batch.mask, batch.segments)
     kl = None

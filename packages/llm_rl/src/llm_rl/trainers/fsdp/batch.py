@@ -33,7 +33,9 @@ class MicroBatch:
         old_log_probs: (T,) under the weights before the rollout's first optimizer step, or `None` while those are the
             current ones.
         ref_log_probs: (T,) under the reference, or `None` without one.
+        values: (T,), the critic's predictions before its first step on the rollout, or `None` without a critic.
         advantages: (T,), or `None` before they are computed.
+        returns: (T,), the critic's targets, or `None` without one.
     """
 
     tokens: list[np.ndarray]
@@ -48,7 +50,9 @@ class MicroBatch:
     stale: Tensor
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
+    values: Tensor | None = None
     advantages: Tensor | None = None
+    returns: Tensor | None = None
 
     @property
     def total_lengths(self) -> list[int]:

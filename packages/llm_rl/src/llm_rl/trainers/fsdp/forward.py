@@ -1,4 +1,4 @@
-"""One forward pass over a micro-batch: logits at the positions that predict response tokens, packed or padded."""
+"""One forward pass over a micro-batch: logits or values where response tokens are predicted, packed or padded."""
 
 from __future__ import annotations
 
@@ -36,11 +36,31 @@ def response_logits(
     Returns:
         (Σ R_i, V) in the compute dtype. Without rows (0, V), still connected to every parameter.
     """
-    if not tokens:
-        tokens, response_lengths = [_DUMMY], [0]
-    if is_packed(attn_implementation):
-        return _packed_logits(model, tokens, response_lengths, attn_implementation, device)
-    return _padded_logits(model, tokens, response_lengths, device)
+    return _response_outputs(model, tokens, response_lengths, attn_implementation, device, has_logits_to_keep=True)
+
+
+def response_values(
+    model: nn.Module,
+    tokens: Sequence[np.ndarray],
+    response_lengths: Sequence[int],
+    *,
+    attn_implementation: str,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """A value model's prediction before each response token is drawn.
+
+    Args:
+        model: A token classifier of transformers with a single label.
+        tokens: As in :func:`response_logits`, and so are the others.
+        response_lengths: R_i of each row.
+        attn_implementation: What the model was loaded with.
+        device: Where the model computes.
+
+    Returns:
+        (Σ R_i,) in the compute dtype.
+    """
+    outputs = _response_outputs(model, tokens, response_lengths, attn_implementation, device, has_logits_to_keep=False)
+    return outputs.squeeze(-1)
 
 
 def is_packed(attn_implementation: str) -> bool:
@@ -48,12 +68,30 @@ def is_packed(attn_implementation: str) -> bool:
     return attn_implementation == PACKED or "flash" in attn_implementation
 
 
-def _packed_logits(
+def _response_outputs(
     model: nn.Module,
     tokens: Sequence[np.ndarray],
     response_lengths: Sequence[int],
     attn_implementation: str,
     device: torch.device | str,
+    *,
+    has_logits_to_keep: bool,
+) -> Tensor:
+    """(Σ R_i, outputs). Language models can leave out all other positions; token classifiers compute them all."""
+    if not tokens:
+        tokens, response_lengths = [_DUMMY], [0]
+    if is_packed(attn_implementation):
+        return _packed(model, tokens, response_lengths, attn_implementation, device, has_logits_to_keep)
+    return _padded(model, tokens, response_lengths, device, has_logits_to_keep)
+
+
+def _packed(
+    model: nn.Module,
+    tokens: Sequence[np.ndarray],
+    response_lengths: Sequence[int],
+    attn_implementation: str,
+    device: torch.device | str,
+    has_logits_to_keep: bool,
 ) -> Tensor:
     own_kernel = attn_implementation == PACKED
     pack = pack_rows(tokens, response_lengths, share_prompts=own_kernel, device=device)
@@ -65,18 +103,20 @@ def _packed_logits(
             "max_length_q": pack.max_seqlen,
             "max_length_k": pack.max_seqlen,
         }
+    if has_logits_to_keep:
+        kernel_arguments["logits_to_keep"] = pack.predictors
     output = model(
-        input_ids=pack.input_ids[None],
-        position_ids=pack.position_ids[None],
-        use_cache=False,
-        logits_to_keep=pack.predictors,
-        **kernel_arguments,
+        input_ids=pack.input_ids[None], position_ids=pack.position_ids[None], use_cache=False, **kernel_arguments
     )
-    return output.logits[0]
+    return output.logits[0] if has_logits_to_keep else output.logits[0, pack.predictors]
 
 
-def _padded_logits(
-    model: nn.Module, tokens: Sequence[np.ndarray], response_lengths: Sequence[int], device: torch.device | str
+def _padded(
+    model: nn.Module,
+    tokens: Sequence[np.ndarray],
+    response_lengths: Sequence[int],
+    device: torch.device | str,
+    has_logits_to_keep: bool,
 ) -> Tensor:
     """Rows padded at their end to the longest; the attention mask comes from the lengths alone."""
     lengths = np.array([len(t) for t in tokens])
@@ -87,7 +127,7 @@ def _padded_logits(
         input_ids[i, : len(row)] = row
     attention_mask = np.arange(width) < lengths[:, None]
     first = lengths - responses - 1  # position that predicts the first response token
-    kept_from, kept_to = int(first.min()), width - 1
+    kept_from, kept_to = (max(int(first.min()), 0), width - 1) if has_logits_to_keep else (0, width)
     row_of = np.repeat(np.arange(len(tokens)), responses)
     position = np.concatenate([np.arange(f, f + r) for f, r in zip(first, responses, strict=True)])
     output = model(
@@ -95,7 +135,7 @@ def _padded_logits(
         attention_mask=torch.from_numpy(attention_mask.astype(np.int64)).to(device),
         position_ids=torch.arange(width, device=device).expand(len(tokens), width),
         use_cache=False,
-        logits_to_keep=torch.arange(max(kept_from, 0), kept_to, device=device),
+        **({"logits_to_keep": torch.arange(kept_from, kept_to, device=device)} if has_logits_to_keep else {}),
     )
-    picked = torch.from_numpy(row_of).to(device), torch.from_numpy(position - max(kept_from, 0)).to(device)
+    picked = torch.from_numpy(row_of).to(device), torch.from_numpy(position - kept_from).to(device)
     return output.logits[picked]

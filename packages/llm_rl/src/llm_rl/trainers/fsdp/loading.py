@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,8 +37,9 @@ def load_model(
     gradient_checkpointing: bool = False,
     cpu_offload: bool = False,
     trainable: bool = True,
+    value_head: bool = False,
 ) -> PreTrainedModel:
-    """Read a causal language model on rank 0 and spread its shards over the ranks.
+    """Read a causal language model (or a value model) on rank 0 and spread its shards over the ranks.
 
     Only rank 0 reads the files, so the host holds one full copy; the others allocate memory that is never written but
     for their shards.
@@ -50,20 +52,23 @@ def load_model(
         gradient_checkpointing: Recompute activations in the backward pass.
         cpu_offload: Keep shards on the host.
         trainable: `False` freezes it.
+        value_head: A scalar head in place of the language model's: a token classifier with a single label. Where the
+            directory has no such head, it starts at zero, and so do all values.
 
     Raises:
-        ValueError: If the architecture can't run packed.
+        ValueError: If the architecture can't run packed, or the directory lacks weights of a value model's backbone.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
     register_packed_attention()
-    options = {"dtype": precision.master, "attn_implementation": attn_implementation}
+    config = AutoConfig.from_pretrained(directory, **({"num_labels": 1} if value_head else {}))
+    options = {"config": config, "dtype": precision.master, "attn_implementation": attn_implementation}
     if context.rank == 0:
-        model = AutoModelForCausalLM.from_pretrained(directory, **options)
+        read = _read_value_model if value_head else AutoModelForCausalLM.from_pretrained
+        model = read(directory, **options)
     else:
-        config = AutoConfig.from_pretrained(directory)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, **options)
+            model = (AutoModelForTokenClassification if value_head else AutoModelForCausalLM).from_config(**options)
         model = model.to_empty(device="cpu")
         model.tie_weights()
     if is_packed(attn_implementation):
@@ -78,6 +83,28 @@ def load_model(
         model.gradient_checkpointing_enable({"use_reentrant": False})
     blocks = find_blocks(model, model._no_split_modules or None)
     spread_model(model, context, precision, blocks=blocks, cpu_offload=cpu_offload)
+    return model
+
+
+def _read_value_model(directory: Path, **options: Any) -> PreTrainedModel:
+    from transformers import AutoModelForTokenClassification
+    from transformers.utils import logging
+
+    # FSDP warns of in-place operations on a view; what reads the values does none.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # a head that is missing is what is expected
+    try:
+        model, report = AutoModelForTokenClassification.from_pretrained(directory, output_loading_info=True, **options)
+    finally:
+        logging.set_verbosity(verbosity)
+    missing = sorted(report["missing_keys"])
+    foreign = [name for name in missing if not name.startswith("score.")]
+    if foreign:
+        raise ValueError(f"{directory} lacks {', '.join(foreign)}: it holds no model of {type(model).__name__}'s kind")
+    with torch.no_grad():
+        for name in missing:
+            model.get_parameter(name).zero_()
     return model
 
 

@@ -56,15 +56,7 @@ def compute_loss(
         global_num_samples: Samples of the optimizer step over all ranks.
         global_num_tokens: Trainable tokens of the optimizer step over all ranks.
     """
-    weights = token_weights(
-        batch.mask,
-        batch.segments,
-        per_token=settings.calculate_per_token_loss,
-        global_num_samples=global_num_samples,
-        global_num_tokens=global_num_tokens,
-        sample_num_tokens=batch.sample_num_tokens,
-        dtype=batch.mask.dtype,
-    )
+    weights = loss_weights(batch, settings, global_num_samples, global_num_tokens)
     if settings.loss_type == "custom_loss":
         return custom_loss(batch, logits, weights, settings)
     assert output is not None
@@ -80,6 +72,21 @@ def compute_loss(
             result.loss = result.loss - settings.entropy_coef * entropy
     result.metrics["loss"] = result.loss.detach()
     return result
+
+
+def loss_weights(
+    batch: MicroBatch, settings: FsdpTrainerSettings, global_num_samples: int, global_num_tokens: int
+) -> Tensor:
+    """Each response token's weight in the step's mean; (T,)."""
+    return token_weights(
+        batch.mask,
+        batch.segments,
+        per_token=settings.calculate_per_token_loss,
+        global_num_samples=global_num_samples,
+        global_num_tokens=global_num_tokens,
+        sample_num_tokens=batch.sample_num_tokens,
+        dtype=batch.mask.dtype,
+    )
 
 
 def old_log_probs(batch: MicroBatch, log_probs: Tensor, *, use_rollout_logprobs: bool) -> Tensor:

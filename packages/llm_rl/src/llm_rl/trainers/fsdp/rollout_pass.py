@@ -51,17 +51,24 @@ class RolloutPass:
         ]
 
     def run(self) -> dict[str, float]:
-        """Take all optimizer steps; return the metrics."""
+        """Take all optimizer steps, the critic's first; return the metrics."""
         everything = [batch for step in self.batches for batch in step]
-        if self._needs_old_log_probs():
+        critic = self.trainer.critic
+        policy_learns = critic is None or self.rollout_id >= self.settings.num_critic_only_steps
+        if policy_learns and self._needs_old_log_probs():
             self._set_old_log_probs(everything)
-        if self.trainer.reference is not None:
+        if policy_learns and self.trainer.reference is not None:
             for batch in everything:
                 batch.ref_log_probs = self._log_probs_without_grad(self.trainer.reference, batch)
+        if critic is not None:
+            critic.predict(everything)
         if self.settings.loss_type == "policy_loss":
             set_advantages(everything, self.settings, self.trainer.all_reduce_sum)
-        for index, (step, batches) in enumerate(zip(self.steps, self.batches, strict=True)):
-            self._optimizer_step(index, step, batches)
+        if critic is not None:
+            critic.train(self.steps, self.batches, self.metrics, f"rollout {self.rollout_id}")
+        if policy_learns:
+            for index, (step, batches) in enumerate(zip(self.steps, self.batches, strict=True)):
+                self._optimizer_step(index, step, batches)
         reduced = self.metrics.reduce(self.trainer.all_reduce_sum, len(self.steps))
         return {f"train/{key}": value for key, value in reduced.items()}
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from shared_runtime.training.settings import FsdpSettings
 
-AdvantageEstimator = Literal["grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+AdvantageEstimator = Literal[
+    "grpo", "gspo", "cispo", "rloo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class FsdpTrainerSettings(FsdpSettings):
     """Whiten advantages over all trainable tokens of the rollout and all ranks."""
     gamma: float = 1.0
     """Discount of the token-level returns."""
+    lambd: float = 1.0
+    """λ of generalised advantage estimation, with the estimator ppo."""
     rollout_temperature: float = 1.0
     """All log-probs are taken at this temperature (supervised training: at 1)."""
     eps_clip: float = 0.2
@@ -59,6 +64,18 @@ class FsdpTrainerSettings(FsdpSettings):
     use_rollout_logprobs: bool = False
     """Take the engine's log-probs as the old policy's."""
 
+    # Critic, with the estimator ppo
+    critic_load: Path | None = None
+    """Directory of its initial weights. Unset: `hf_checkpoint`. A value head that isn't there starts at zero."""
+    critic_lr: float | None = None
+    """Its peak learning rate. Unset: `lr`."""
+    critic_lr_warmup_iters: int = 0
+    """Optimizer steps of its linear warm-up."""
+    num_critic_only_steps: int = 0
+    """First rollouts, in which only the critic learns."""
+    value_clip: float = 0.2
+    """Largest change of a prediction that still improves the value loss."""
+
     # Hooks
     custom_loss: Callable[..., Any] | None = None
     """`(args, batch, logits, reduce) -> (loss, metrics)`, with `loss_type` custom_loss; see `loss.custom_loss`."""
@@ -71,6 +88,11 @@ class FsdpTrainerSettings(FsdpSettings):
     def needs_reference(self) -> bool:
         """Whether a frozen reference is loaded."""
         return self.use_kl_loss or self.kl_coef > 0
+
+    @property
+    def use_critic(self) -> bool:
+        """Whether a value model is trained too."""
+        return self.advantage_estimator == "ppo" and self.loss_type == "policy_loss"
 
     @property
     def temperature(self) -> float:

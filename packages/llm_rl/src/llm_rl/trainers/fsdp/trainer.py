@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_rl.trainers.fsdp.critic import Critic
 from llm_rl.trainers.fsdp.loading import choose_attention, load_model
 from llm_rl.trainers.fsdp.rollout_pass import RolloutPass
 from llm_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from llm_rl.trainers.fsdp.weights import save_hf
 from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
+from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
 from shared_runtime.training.plan import StepPlan
 
@@ -32,6 +34,7 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
 
     model: PreTrainedModel
     reference: PreTrainedModel | None
+    critic: Critic | None
 
     def __init__(
         self, settings: FsdpTrainerSettings, rank: int = 0, world_size: int = 1, init_method: str | None = None
@@ -39,6 +42,14 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         super().__init__(settings, rank, world_size, init_method)
         self.precision = PrecisionPolicy.of(settings.train_dtype, keep_fp32_master=settings.keep_fp32_master)
         self.publish_dtype = torch_dtype(settings.publish_dtype or settings.train_dtype)
+
+    def init(self) -> TrainerInfo:
+        """As the base's; the critic, where there is one, comes last."""
+        info = super().init()
+        self.critic = Critic(self) if self.settings.use_critic else None
+        if self.critic is not None:
+            self.lease.add(self.critic.model, self.critic.learner.optimizer)
+        return info
 
     def train(self, rollout_id: int, steps: list[StepPlan]) -> dict[str, float]:
         """Take the optimizer steps of one rollout; return metrics, the same on every rank.
@@ -50,6 +61,18 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         self.lease.require_awake("train")
         return RolloutPass(self, rollout_id, steps).run()
 
+    def save(self, directory: Path) -> None:
+        """Write this rank's part of a sharded checkpoint, the critic's included."""
+        super().save(directory)
+        if self.critic is not None:
+            self.critic.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Read a checkpoint that `save` wrote at any number of ranks."""
+        super().load(directory)
+        if self.critic is not None:
+            self.critic.load(directory)
+
     def save_hf(self, directory: Path) -> None:
         """Write a Hugging Face directory in the published dtype; a sleeping trainer wakes up for it."""
         with self.lease.awake():
@@ -58,10 +81,11 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
     def _load_models(self) -> tuple[PreTrainedModel, PreTrainedModel | None]:
         s = self.settings
         self.attn_implementation = choose_attention(s.attn_implementation, self.context.device)
-        model = self._load(s.hf_checkpoint, trainable=True)
-        return model, self._load(s.ref_load or s.hf_checkpoint, trainable=False) if s.needs_reference else None
+        model = self.load_model(s.hf_checkpoint)
+        return model, self.load_model(s.ref_load or s.hf_checkpoint, trainable=False) if s.needs_reference else None
 
-    def _load(self, directory: Path, *, trainable: bool) -> PreTrainedModel:
+    def load_model(self, directory: Path, *, trainable: bool = True, value_head: bool = False) -> PreTrainedModel:
+        """A model as this trainer holds all of its models: sharded, in its dtypes, with its attention."""
         return load_model(
             directory,
             self.context,
@@ -70,4 +94,5 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
             gradient_checkpointing=trainable and self.settings.gradient_checkpointing,
             cpu_offload=self.settings.fsdp_cpu_offload,
             trainable=trainable,
+            value_head=value_head,
         )
