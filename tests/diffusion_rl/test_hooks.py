@@ -145,6 +145,18 @@ def test_a_reward_gets_a_microgroup_or_a_group(run: Callable[..., Row], group_rm
     assert [sample.reward for sample in SAMPLES] == [float(i) for i in range(2 * GROUP)]
 
 
+def test_a_mixture_of_built_in_rewards(run: Callable[..., Row]) -> None:
+    row = run(
+        {},
+        reward={"rm_type": "weighted_mixture", "reward_key": "weighted"},
+        reward_options={"weighted_mixture_weights": "jpeg_compressibility=0.5,jpeg_incompressibility=2"},
+    )
+    sizes = [-sample.reward["jpeg_compressibility"] for sample in SAMPLES]  # type: ignore[index]
+    assert min(sizes) > 0
+    assert [sample.reward["weighted"] for sample in SAMPLES] == pytest.approx([1.5 * size for size in sizes])  # type: ignore[index]
+    assert row["rollout/raw_reward"] == pytest.approx(1.5 * statistics.fmean(sizes))
+
+
 class SD3WithoutGuidance(SD3):
     """SD3 under another name, whatever `--diffusion-guidance-scale` says."""
 

@@ -59,6 +59,7 @@ class DiffusionDomain:
             custom=hooks.get("--custom-rm-path"),
             group_rm=config.reward.group_rm,
             args=self.args,
+            options=config.reward_options.options(),
             pool=workers.reward_pool,
         )
         client: Any = None

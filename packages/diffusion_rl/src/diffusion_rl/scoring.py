@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ class RewardScorer(SampleScorer[Sample]):
         custom: The user's function instead, `(args, samples) -> list`, called once a microgroup.
         group_rm: Call `custom` once a group.
         args: Passed to `custom`.
+        options: Keyword arguments of built-in rewards by name, such as `{"ocr": {"engine": "paddleocr"}}`.
         pool: A `rewards.pool.RewardPool` that scores in place of threads of this process.
     """
 
@@ -35,9 +36,10 @@ class RewardScorer(SampleScorer[Sample]):
         custom: Callable[..., Any] | None = None,
         group_rm: bool = False,
         args: Any = None,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
         pool: Any = None,
     ) -> None:
-        score = partial(score_each, rm_type=rm_type) if pool is None else pool.score_each
+        score = partial(score_each, rm_type=rm_type, options=options) if pool is None else pool.score_each
         super().__init__(
             built_in=lambda samples: score([reward_request(sample) for sample in samples]),
             custom=custom,
@@ -48,12 +50,15 @@ class RewardScorer(SampleScorer[Sample]):
         )
 
 
-def reward_pool(rm_type: str, config: RewardPoolConfig, **placement: Any) -> RewardPool:
+def reward_pool(
+    rm_type: str, config: RewardPoolConfig, options: Mapping[str, Mapping[str, Any]] | None, **placement: Any
+) -> RewardPool:
     """Ray workers that score; `placement` is what `rewards.pool.RewardPool` takes to place them."""
     from rewards.pool import RewardPool
 
     return RewardPool(
         rm_type,
+        options=options,
         num_workers=config.reward_num_workers,
         batch_size=config.reward_batch_size,
         **placement,

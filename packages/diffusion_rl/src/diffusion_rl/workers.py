@@ -57,7 +57,7 @@ def open_workers(
     from diffusion_rl.engines.local import LocalEngine
     from diffusion_rl.trainers.fsdp.trainer import FsdpTrainer
 
-    pool = partial(reward_pool, config.reward.rm_type or "", config.reward_pool)
+    pool = partial(reward_pool, config.reward.rm_type or "", config.reward_pool, config.reward_options.options())
     classes = WorkerClasses(FsdpTrainer, settings, LocalEngine, engine_kwargs(config, family), pool)
     if config.run.in_process:
         return in_process_workers(classes, config.debug)

@@ -4,6 +4,7 @@ from diffusion_rl.config.algorithm import AlgorithmConfig
 from diffusion_rl.config.checks import resolve
 from diffusion_rl.config.hooks import HooksConfig
 from diffusion_rl.config.model import DiffusionFsdpConfig, ModelConfig
+from diffusion_rl.config.reward_options import RewardOptionsConfig
 from diffusion_rl.config.rollout import DiffusionBatchConfig, EvalConfig, MediaConfig, RewardConfig, SamplingConfig
 from diffusion_rl.config.train import TrainConfig, hook_args, numbers
 
@@ -16,6 +17,7 @@ __all__ = [
     "MediaConfig",
     "ModelConfig",
     "RewardConfig",
+    "RewardOptionsConfig",
     "SamplingConfig",
     "TrainConfig",
     "hook_args",

@@ -32,6 +32,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     config.media.check(problems)
     config.debug.check(problems)
     built_in = config.reward.rm_type if config.hooks.custom_rm_path is None else None
+    config.reward_options.check(problems, built_in)
     config.reward_pool.check(problems, config.cluster, in_process=config.run.in_process, rm_type=built_in)
     _check_sources(config, problems)
     _check_batch(config, problems)

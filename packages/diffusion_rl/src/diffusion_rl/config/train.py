@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from diffusion_rl.config.algorithm import AlgorithmConfig
 from diffusion_rl.config.hooks import HooksConfig
 from diffusion_rl.config.model import DiffusionFsdpConfig, ModelConfig
+from diffusion_rl.config.reward_options import RewardOptionsConfig
 from diffusion_rl.config.rollout import DiffusionBatchConfig, EvalConfig, MediaConfig, RewardConfig, SamplingConfig
 from shared_runtime.config import (
     CheckpointConfig,
@@ -34,6 +35,7 @@ class TrainConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    reward_options: RewardOptionsConfig = field(default_factory=RewardOptionsConfig)
     reward_pool: RewardPoolConfig = field(default_factory=RewardPoolConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(weight_decay=0.0, adam_beta2=0.999))
