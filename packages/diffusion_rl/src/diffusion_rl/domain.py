@@ -12,16 +12,19 @@ from diffusion_rl.preflight import Prepared
 from diffusion_rl.rollout import DiffusionRollout, Evaluator
 from diffusion_rl.sample import Sample, SamplingParams
 from diffusion_rl.scoring import RewardScorer
+from diffusion_rl.supervised import SupervisedRollout
 from diffusion_rl.train_data import (
     checked_rows,
     plan_pairs,
     rollout_advantages,
     samples_to_noised_rows,
+    samples_to_pictures,
     samples_to_rows,
 )
 from diffusion_rl.trainers.fsdp.batch import TrainRow
 from shared_runtime.data.source import RolloutDataSource
 from shared_runtime.engines.client import BatchingClient
+from shared_runtime.placement.groups import WorkerGroup
 from shared_runtime.rollout.functions import post_processed_rewards
 from shared_runtime.rollout.rollout import RolloutHooks, RolloutSettings
 from shared_runtime.rollout.types import RolloutResult
@@ -80,7 +83,7 @@ class DiffusionDomain:
             rollout_seed=config.run.rollout_seed,
             generate_function=hooks.get("--custom-generate-function-path"),
         )
-        self.roll_out = DiffusionRollout(
+        self.roll_out = self._supervised(prepared, workers.engines) or DiffusionRollout(
             source=self.source,
             state=self.state,
             scorer=self.scorer,
@@ -98,6 +101,14 @@ class DiffusionDomain:
             reward_key=config.reward.reward_key,
             eval_function=hooks.get("--eval-function-path"),
         )
+
+    def _supervised(self, prepared: Prepared, engines: WorkerGroup | None) -> SupervisedRollout | None:
+        """The rollout of supervised training, where the run is one."""
+        if self.config.algorithm.loss_type != "sft_loss" or engines is None or prepared.dataset is None:
+            return None
+        batch_size = self.config.batch.rollout_batch_size
+        assert batch_size is not None
+        return SupervisedRollout(self.source, engines, prepared.dataset.path.parent, batch_size)
 
     async def rollout(self, rollout_id: int) -> RolloutResult[Sample]:
         """Sample and score one batch under weights of version `rollout_id`."""
@@ -144,6 +155,8 @@ class DiffusionDomain:
         if self.convert is not None:
             rows = self.convert(self.args, samples)
             return checked_rows(rows, samples, "--custom-convert-samples-to-train-data-path", noised=nft)
+        if self.config.algorithm.loss_type == "sft_loss":
+            return samples_to_pictures(samples, seed=self.config.run.seed)
         raw, advantages = self._advantages(samples)
         if self.expand is not None:
             rows = self.expand(self.args, samples, advantages, raw)

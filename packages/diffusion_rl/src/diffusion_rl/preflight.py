@@ -18,9 +18,10 @@ from diffusion_rl.models.loading import check_size
 from diffusion_rl.models.registry import check_checkpoint, check_task, own_family, resolve_family
 from diffusion_rl.sample import Sample
 from diffusion_rl.scoring import row_check
+from diffusion_rl.supervised import picture_problem
 from shared_runtime.config import ConfigError, Problems, with_num_rollout
 from shared_runtime.config.problems import flag
-from shared_runtime.data.prompts import PromptDataset
+from shared_runtime.data.prompts import PromptDataset, PromptRow
 from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
 from shared_runtime.rollout.scoring import GROUP_REWARD_HOOK
 from shared_runtime.workers import layout_of
@@ -72,16 +73,17 @@ def preflight(config: TrainConfig) -> Prepared:
         problems.collect(lambda: check_size(str(config.model.hf_checkpoint), family, *size))
     problems.collect(lambda: _check_load(config))
     problems.collect(lambda: layout_of(config.cluster, config.debug, config.reward_pool))
-    nft = config.algorithm.loss_type == "nft"
+    nft, supervised = config.algorithm.loss_type == "nft", config.algorithm.loss_type == "sft_loss"
     if nft and config.sampling.diffusion_step_strategy_path is None:
         config = dataclasses.replace(
             config, sampling=dataclasses.replace(config.sampling, diffusion_step_strategy_path="ode_and_return_last")
         )
     strategy = STEP_STRATEGIES.get(config.sampling.diffusion_step_strategy_path or "") or hooks.get(_STRATEGY)
-    if strategy is not None and not nft:
+    if strategy is not None and not nft and not supervised:
         problems.collect(lambda: _check_steps(config, strategy))
     path = config.data.prompt_data
-    dataset = problems.collect(partial(_load_prompts, config, path)) if path else None
+    load = _load_captioned if supervised else _load_prompts
+    dataset = problems.collect(partial(load, config, path)) if path else None
     loaded = {
         name: problems.collect(partial(_load_prompts, config, path)) for name, path in config.evaluation.sets().items()
     }
@@ -138,12 +140,23 @@ def _check_steps(config: TrainConfig, strategy: Callable[..., Any]) -> None:
         raise ConfigError([f"{_STRATEGY} {path} picked no stochastic step, so there would be nothing to train on"])
 
 
+def _load_captioned(config: TrainConfig, path: str) -> PromptDataset:
+    prompts = _read_prompts(config, path)
+    height, width = config.sampling.diffusion_height, config.sampling.diffusion_width
+    return _checked(prompts, path, lambda row: picture_problem(row, prompts.path.parent, height, width))
+
+
 def _load_prompts(config: TrainConfig, path: str) -> PromptDataset:
-    data = config.data
-    prompts = PromptDataset.load(
-        path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key
-    )
     check = row_check(config.reward.rm_type) if config.hooks.custom_rm_path is None else lambda row: None
+    return _checked(_read_prompts(config, path), path, check)
+
+
+def _read_prompts(config: TrainConfig, path: str) -> PromptDataset:
+    data = config.data
+    return PromptDataset.load(path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key)
+
+
+def _checked(prompts: PromptDataset, path: str, check: Callable[[PromptRow], str | None]) -> PromptDataset:
     found = []
     for position, row in enumerate(prompts):
         text = isinstance(row.prompt, str)

@@ -188,3 +188,21 @@ def fill_samples(samples: Sequence[Sample], request: GenerateRequest, output: Ge
         sample.conditions = output.conditions
         sample.negative_conditions = output.negative_conditions
         sample.weight_version_returned = output.weight_version
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPicture:
+    """A captioned picture as the transformer trains on it.
+
+    Attributes:
+        conditions: Of its caption.
+        clean: (...), its latents, without noise.
+    """
+
+    conditions: Conditions
+    clean: np.ndarray
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it takes."""
+        return self.clean.nbytes + sum(value.nbytes for value in self.conditions.values())

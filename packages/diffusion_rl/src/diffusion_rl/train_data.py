@@ -67,6 +67,31 @@ def _pairs(sample: Sample, advantage: float) -> list[TrainRow]:
     return rows
 
 
+def samples_to_pictures(samples: Sequence[Sample], *, seed: int) -> list[list[TrainRow]]:
+    """One row a picture, for flow matching: each draws its own noise level and noise.
+
+    Args:
+        samples: With trajectories that end in the clean latents.
+        seed: What the draws derive from, with the sample's index.
+
+    Raises:
+        ValueError: For a sample without latents; it is named.
+    """
+    rows = []
+    for sample in samples:
+        if sample.trajectory is None or sample.conditions is None:
+            raise ValueError(f"{name_sample(sample)} has no latents to train on")
+        row = TrainRow(
+            sample_index=sample.index,
+            conditions=sample.conditions,
+            trained=0.0 if sample.remove_sample else 1.0,
+            clean=sample.trajectory.clean,
+            seed=_noise_seed(seed, sample.index, 0),
+        )
+        rows.append([row])
+    return rows
+
+
 def samples_to_noised_rows(
     samples: Sequence[Sample],
     advantages: Sequence[float],

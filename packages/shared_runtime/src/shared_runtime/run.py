@@ -268,7 +268,8 @@ def summary(result: TrainResult) -> str:
             start = "" if before is None else f"{before:.1%} before, "
             lines.append(f"{key.removeprefix('eval/')}: {start}{after:.1%} after {result.loop.rollouts} steps")
     lines += [f"run      {result.directory}", f"metrics  {result.metrics_path}"]
-    lines.append(f"curve    {result.directory / 'reward.png'}")
+    curves = [result.directory / name for name in ("loss.png", "reward.png")]
+    lines += [f"curve    {curve}" for curve in curves if curve.is_file()]
     if result.hf is not None:
         lines.append(f"model    {result.hf}")
     return "\n".join(lines)

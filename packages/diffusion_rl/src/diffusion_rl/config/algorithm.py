@@ -10,8 +10,9 @@ from typing import Literal
 class AlgorithmConfig:
     """The objective."""
 
-    loss_type: Literal["policy_loss", "nft", "custom_loss"] = "policy_loss"
-    """Flow-GRPO, DiffusionNFT, or --custom-loss-function-path on the pairs of Flow-GRPO."""
+    loss_type: Literal["policy_loss", "nft", "sft_loss", "custom_loss"] = "policy_loss"
+    """Flow-GRPO, DiffusionNFT, flow matching on captioned pictures (their paths are the rows' labels), or
+    --custom-loss-function-path on the pairs of Flow-GRPO."""
     disable_grpo_std_normalization: bool = False
     """Centre rewards without dividing by their standard deviation."""
     globalize_reward_mean: bool = False
@@ -50,6 +51,8 @@ class AlgorithmConfig:
     """Weight of the divergence from the reference."""
     ref_mode: Literal["none", "ref"] | None = None
     """The reference: none, or --ref-load. Unset: ref with --diffusion-kl-beta, else none."""
+    fsdp_flow_shift: float = 3.0
+    """Shift of the noise levels that flow matching draws."""
     check_for_nan_in_loss_and_grad: bool = True
     """Stop at a gradient that is not finite."""
     debug_skip_optimizer_step: bool = False

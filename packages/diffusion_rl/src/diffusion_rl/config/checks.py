@@ -56,8 +56,14 @@ def _check_sources(config: TrainConfig, problems: Problems) -> None:
         problems.add(f"--in-process is one trainer rank, but the layout asks for {config.world_size}")
     if debug.save_debug_rollout_data or debug.load_debug_rollout_data:
         problems.add("--save-debug-rollout-data and --load-debug-rollout-data can't hold images and latents yet")
-    reward = config.reward.rm_type
-    if reward is None and config.hooks.custom_rm_path is None:
+    reward, supervised = config.reward.rm_type, config.algorithm.loss_type == "sft_loss"
+    if supervised and data.label_key is None:
+        problems.add("--loss-type sft_loss needs --label-key: where a row has the path of its picture")
+    if supervised and data.data_source_path is not None:
+        problems.add("--loss-type sft_loss reads --prompt-data; --data-source-path can't bring pictures")
+    if supervised and config.evaluation.sets() == {}:
+        pass  # nothing is scored
+    elif reward is None and config.hooks.custom_rm_path is None:
         problems.add("no reward: give --rm-type or --custom-rm-path")
     for name in ("group_rm", "custom_rm_args"):
         if getattr(config.reward, name) and config.hooks.custom_rm_path is None:
@@ -91,6 +97,8 @@ def _check_batch(config: TrainConfig, problems: Problems) -> None:
     tstep, trained = sizes[1], config.sampling.diffusion_num_sde_steps or config.sampling.diffusion_num_steps
     if config.algorithm.loss_type == "nft":
         trained = config.sampling.diffusion_num_steps - config.algorithm.diffusion_nft_num_dropped_timesteps
+    if config.algorithm.loss_type == "sft_loss":
+        trained = 1
     if tstep is not None and tstep > 0 and trained % tstep:
         problems.add(f"--micro-batch-size-tstep {tstep} does not divide the {trained} trained steps of a trajectory")
     replicas = config.fsdp.dp_replicate_size
@@ -112,12 +120,13 @@ def _check_sampling(config: TrainConfig, problems: Problems) -> None:
         diffusion_num_sde_steps=sampling.diffusion_num_sde_steps,
         diffusion_guidance_scale=sampling.diffusion_guidance_scale,
     )
-    if config.algorithm.loss_type == "nft":
-        pass  # it trains on images, however they were drawn
+    on_images = config.algorithm.loss_type in ("nft", "sft_loss")
+    if on_images:
+        pass  # however they were drawn
     elif sampling.diffusion_sde_type == "ode" and config.hooks.sde_step_backend_path is None:
         problems.add("--diffusion-sde-type ode has no log-probs, which Flow-GRPO needs: use sde or cps")
     problems.require(
-        sampling.diffusion_noise_level > 0 or config.algorithm.loss_type == "nft",
+        sampling.diffusion_noise_level > 0 or on_images,
         f"--diffusion-noise-level must be above 0, got {sampling.diffusion_noise_level}: without noise there is "
         "nothing that Flow-GRPO could reinforce",
     )
@@ -162,7 +171,13 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
                     "makes advantages and rows itself"
                 )
     own_advantages = hooks.custom_reward_post_process_path or hooks.custom_convert_samples_to_train_data_path
-    if group < 2 and not algorithm.globalize_reward_mean and own_advantages is None:
+    supervised = algorithm.loss_type == "sft_loss"
+    if supervised and group != 1:
+        problems.add(f"--loss-type sft_loss takes each picture once: --n-samples-per-prompt must be 1, not {group}")
+    if supervised and (algorithm.diffusion_kl_beta > 0 or algorithm.diffusion_grpo_guard):
+        problems.add("--diffusion-kl-beta and --diffusion-grpo-guard do nothing with --loss-type sft_loss")
+    problems.positive(fsdp_flow_shift=algorithm.fsdp_flow_shift)
+    if group < 2 and not supervised and not algorithm.globalize_reward_mean and own_advantages is None:
         problems.add(
             "Flow-GRPO compares the samples of a group, but --n-samples-per-prompt is 1: every advantage would be 0 "
             "(--globalize-reward-mean compares over the batch)"

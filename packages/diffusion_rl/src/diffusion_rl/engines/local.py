@@ -17,11 +17,12 @@ from diffusion_rl.models.family import ModelFamily, Schedule
 from diffusion_rl.models.forward import predict_velocity
 from diffusion_rl.models.loading import load_pipeline
 from diffusion_rl.models.registry import resolve_family
-from diffusion_rl.sample import GenerateOutput, GenerateRequest, Trajectory
+from diffusion_rl.sample import EncodedPicture, GenerateOutput, GenerateRequest, Trajectory
 from shared_runtime.engines.in_process import InProcessEngine
 from shared_runtime.precision.policy import dtype_name, torch_dtype
 
 MAX_CACHED_PROMPTS = 256
+ENCODE_BATCH = 32
 
 
 class RequestError(ValueError):
@@ -172,6 +173,28 @@ class LocalEngine(InProcessEngine):
             negative_conditions=None if negative is None else _to_numpy(negative),
             weight_version=self.weight_version,
         )
+
+    @torch.inference_mode()
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[EncodedPicture]:
+        """Captions and pictures as supervised training wants them.
+
+        Args:
+            prompts: The captions.
+            images: (3, H, W) in [0, 1] each, all of one size.
+
+        Raises:
+            RuntimeError: The engine is paused or asleep.
+        """
+        encoded: list[EncodedPicture] = []
+        with self._serving():
+            for start in range(0, len(prompts), ENCODE_BATCH):
+                pixels = torch.from_numpy(np.stack(images[start : start + ENCODE_BATCH])).to(self.device)
+                latents = self.family.encode_images(self.pipeline.vae, pixels * 2.0 - 1.0)
+                encoded += [
+                    EncodedPicture(_to_numpy(self._encode(prompt)), clean)
+                    for prompt, clean in zip(prompts[start:], latents.float().cpu().numpy(), strict=False)
+                ]
+        return encoded
 
     def _encode(self, prompt: str) -> dict[str, Tensor]:
         """The prompt's conditions, without a batch axis."""

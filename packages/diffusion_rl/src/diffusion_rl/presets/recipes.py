@@ -107,5 +107,48 @@ def tiny_nft(cache: Path | None = None) -> Preset:
     return Preset("diffusion-nft-tiny", config, grpo.prepare)
 
 
+def tiny_sft(cache: Path | None = None) -> Preset:
+    """Flow matching on captioned pictures of coloured shapes: the same model, from a transformer with drawn weights."""
+    root = (cache or cache_root()) / "tiny-diffusion"
+    grpo = tiny_grpo(cache).config
+    model, shapes = root / "untrained" / "tiny-sd3.5-medium", root / "captioned"
+    config = dataclasses.replace(
+        grpo,
+        model=ModelConfig(hf_checkpoint=model),
+        data=DataConfig(prompt_data=str(shapes / "captioned.jsonl"), label_key="image", rollout_shuffle=True),
+        batch=DiffusionBatchConfig(
+            num_rollout=80,
+            rollout_batch_size=640,
+            n_samples_per_prompt=1,
+            num_steps_per_rollout=10,
+            micro_batch_size=64,
+            rollout_microgroup_size=4,
+        ),
+        evaluation=dataclasses.replace(
+            grpo.evaluation, eval_prompt_data=("shapes", str(shapes / "held_out.jsonl")), eval_target=None
+        ),
+        algorithm=AlgorithmConfig(loss_type="sft_loss"),
+        optimizer=OptimizerConfig(
+            lr=1e-3, lr_decay_style="cosine", lr_warmup_iters=20, weight_decay=0.0, adam_beta2=0.999
+        ),
+    )
+
+    def prepare(rebuild: bool) -> None:
+        from diffusion_rl.presets.shapes import write_shapes
+        from diffusion_rl.presets.tiny import write_pipeline
+
+        def draw(staging: Path) -> None:
+            write_shapes(staging)
+
+        def build(staging: Path) -> None:
+            write_pipeline(staging / model.name)
+
+        built_once(shapes, draw, rebuild=rebuild)
+        built_once(model.parent, build, rebuild=rebuild)
+
+    return Preset("diffusion-sft-tiny", config, prepare)
+
+
 GRPO_PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_grpo}
 NFT_PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_nft}
+SFT_PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_sft}

@@ -1,4 +1,4 @@
-"""reward.png: the curve of a run, drawn from its metrics.jsonl."""
+"""reward.png, and loss.png of runs without rewards: the curves of a run, drawn from its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shared_runtime.tracking.sink import Sink
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _REWARD_COLOUR = "#2a6fb0"
 _EVAL_COLOURS = ("#d1495b", "#2e8b57", "#8e5ea2", "#c98a1b")
@@ -24,10 +25,11 @@ class Curves:
 
     reward: list[tuple[int, float]] = field(default_factory=list)
     scores: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    loss: list[tuple[int, float]] = field(default_factory=list)
 
 
 class RewardPlot(Sink):
-    """Draws `reward.png` when the run ends, whatever its end.
+    """Draws `reward.png` when the run ends, whatever its end; without rewards, as in supervised runs, `loss.png` too.
 
     Args:
         metrics_path: The run's metrics.jsonl, rows of earlier starts of the run included.
@@ -50,15 +52,19 @@ class RewardPlot(Sink):
             curves = read_curves(read_rows(self._metrics_path))
             if curves.reward or curves.scores:
                 plot_curves(curves, self._path, self._title, self._score_label)
+            if curves.loss and not curves.reward:
+                plot_loss(curves.loss, self._path.with_name("loss.png"), self._title)
 
 
 def read_curves(rows: Iterable[Mapping[str, Any]]) -> Curves:
-    """Reward and evaluation scores of each step, from rows of metrics.jsonl."""
+    """Reward, loss and evaluation scores of each step, from rows of metrics.jsonl."""
     curves = Curves()
     for row in rows:
         reward = first_of(row, REWARD)
         if reward is not None:
             curves.reward.append((row["step"] + 1, reward))
+        if "train/loss" in row:
+            curves.loss.append((row["step"] + 1, row["train/loss"]))
         for name, score in eval_scores(row).items():
             curves.scores.setdefault(name, []).append((row["step"] + 1, score))
     return curves
@@ -84,16 +90,9 @@ def plot_curves(curves: Curves, path: Path, title: str = "", score_label: str = 
 
     Drawn with the Agg canvas directly: no display is needed and the caller's matplotlib backend stays as it is.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = _figure()
     if curves.reward:
-        steps, values = zip(*curves.reward, strict=True)
-        axes.plot(steps, values, color=_REWARD_COLOUR, alpha=0.3, linewidth=1)
-        axes.plot(steps, smooth(list(values)), color=_REWARD_COLOUR, linewidth=2, label="reward per step, smoothed")
+        _plot_smoothed(axes, curves.reward, "reward per step, smoothed")
     for number, (name, points) in enumerate(curves.scores.items()):
         colour = _EVAL_COLOURS[number % len(_EVAL_COLOURS)]
         steps, values = zip(*points, strict=True)
@@ -101,10 +100,38 @@ def plot_curves(curves: Curves, path: Path, title: str = "", score_label: str = 
             steps, values, "o-", color=colour, linewidth=1.2, markersize=5, label=f"{score_label} on {name}, held out"
         )
         _annotate(axes, points, colour)
-    _decorate(axes, curves, title, f"reward, {score_label}" if curves.scores else "reward")
+    everything = [v for _, v in curves.reward] + [v for points in curves.scores.values() for _, v in points]
+    _decorate(axes, everything, title, f"reward, {score_label}" if curves.scores else "reward")
+    _save(figure, path)
+
+
+def plot_loss(loss: list[tuple[int, float]], path: Path, title: str = "") -> None:
+    """Draw the loss of every step and its smoothed course."""
+    figure, axes = _figure()
+    _plot_smoothed(axes, loss, "loss per step, smoothed")
+    _decorate(axes, [], title, "loss", legend="upper right")
+    _save(figure, path)
+
+
+def _figure() -> tuple[Figure, Axes]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.6), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Figure, path: Path) -> None:
     temporary = path.with_name(path.name + ".tmp")
     figure.savefig(temporary, format="png")
     temporary.replace(path)
+
+
+def _plot_smoothed(axes: Axes, points: list[tuple[int, float]], label: str) -> None:
+    steps, values = zip(*points, strict=True)
+    axes.plot(steps, values, color=_REWARD_COLOUR, alpha=0.3, linewidth=1)
+    axes.plot(steps, smooth(list(values)), color=_REWARD_COLOUR, linewidth=2, label=label)
 
 
 def _annotate(axes: Axes, points: list[tuple[int, float]], colour: str) -> None:
@@ -125,11 +152,10 @@ def _annotate(axes: Axes, points: list[tuple[int, float]], colour: str) -> None:
         )
 
 
-def _decorate(axes: Axes, curves: Curves, title: str, y_label: str) -> None:
+def _decorate(axes: Axes, everything: list[float], title: str, y_label: str, legend: str = "lower right") -> None:
     from matplotlib.ticker import MaxNLocator
 
-    everything = [v for _, v in curves.reward] + [v for points in curves.scores.values() for _, v in points]
-    if min(everything) >= 0 and max(everything) <= 1:
+    if everything and min(everything) >= 0 and max(everything) <= 1:
         axes.set_ylim(0, 1.03)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.set_xlabel("step")
@@ -139,4 +165,4 @@ def _decorate(axes: Axes, curves: Curves, title: str, y_label: str) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc=legend)
