@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shared_runtime.tracking.jsonl import read_rows
 from shared_runtime.tracking.keys import REWARD, eval_scores, first_of
@@ -14,6 +14,8 @@ from shared_runtime.tracking.sink import Sink
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Corner = Literal["lower right", "upper right"]
 
 _REWARD_COLOUR = "#2a6fb0"
 _EVAL_COLOURS = ("#d1495b", "#2e8b57", "#8e5ea2", "#c98a1b")
@@ -152,7 +154,7 @@ def _annotate(axes: Axes, points: list[tuple[int, float]], colour: str) -> None:
         )
 
 
-def _decorate(axes: Axes, everything: list[float], title: str, y_label: str, legend: str = "lower right") -> None:
+def _decorate(axes: Axes, everything: list[float], title: str, y_label: str, legend: Corner = "lower right") -> None:
     from matplotlib.ticker import MaxNLocator
 
     if everything and min(everything) >= 0 and max(everything) <= 1:
