@@ -12,16 +12,17 @@ from tools.flag_table import field_docstrings, render
 
 from llm_rl.cli import train_from_command_line
 from llm_rl.config import TrainConfig
-from llm_rl.presets.recipes import PRESETS
+from llm_rl.presets.recipes import PRESETS, tiny_opd
 from shared_runtime.config import load_config
 from shared_runtime.data import PromptDataset
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "packages" / "llm_rl" / "README.md"]
+RECIPES = {"scripts/run_llm_grpo.py": PRESETS, "scripts/run_llm_opd.py": {"tiny": tiny_opd}}
 COMMANDS = [
     pytest.param(words, id=f"{page.name}: {' '.join(words)[:60]}")
     for page in PAGES
     for words in commands(page)
-    if words[:3] == ["uv", "run", "scripts/run_llm_grpo.py"] or words[:4] == ["uv", "run", "llm-rl", "train"]
+    if (words[:2] == ["uv", "run"] and words[2] in RECIPES) or words[:4] == ["uv", "run", "llm-rl", "train"]
 ]
 
 
@@ -41,7 +42,7 @@ def test_commands_parse(
         if "--model" in flags:
             at = flags.index("--model")
             model, flags = flags[at + 1], flags[:at] + flags[at + 2 :]
-        default = PRESETS[model]().config
+        default = RECIPES[words[2]][model]().config
     else:
         flags = words[4:]
     with pytest.raises(SystemExit) as exit_:

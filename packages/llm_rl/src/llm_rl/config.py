@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from llm_rl.role_config import CriticConfig
+from llm_rl.role_config import CriticConfig, DistillationConfig
 from rewards import known_rm_types
 from shared_runtime.config import (
     BatchConfig,
@@ -214,6 +214,7 @@ class TrainConfig:
     reward_pool: RewardPoolConfig = field(default_factory=RewardPoolConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -247,6 +248,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     config.critic.check(
         problems, used=config.algorithm.advantage_estimator == "ppo", num_rollout=config.batch.num_rollout
     )
+    config.distillation.check(problems, rm_url=config.reward.rm_url, temperature=config.sampling.rollout_temperature)
     config.debug.check(problems)
     built_in = config.reward.rm_type if config.hooks.custom_rm_path is None else None
     config.reward_pool.check(problems, config.cluster, in_process=config.run.in_process, rm_type=built_in)
@@ -319,6 +321,7 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     if (
         algorithm.loss_type == "policy_loss"
         and algorithm.advantage_estimator in grouped
+        and not config.distillation.use_opd
         and (batch.n_samples_per_prompt or 1) < 2
     ):
         problems.add(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from llm_rl.preflight import Prepared
 from llm_rl.rollout import LlmRollout, RolloutHooks, RolloutSettings
 from llm_rl.sample import Sample, SamplingParams
 from llm_rl.scoring import RewardScorer, reward_options
+from llm_rl.teachers import remote_teachers
 from llm_rl.train_data import reward_normalization, samples_to_rows
 from shared_runtime.config import flat_args
 from shared_runtime.data.source import RolloutDataSource
@@ -53,6 +56,7 @@ class LlmDomain:
             options=reward_options(config.reward.rm_url),
             pool=workers.reward_pool,
         )
+        self.teachers = remote_teachers(config)
         self.state = GenerateState(
             args=self.args,
             tokenizer=prepared.tokenizer,
@@ -96,6 +100,10 @@ class LlmDomain:
         result.metrics |= self.scorer.pop_metrics()
         seconds = result.generate_seconds + result.score_seconds
         samples = [sample for group in result.samples for sample in group]
+        if self.teachers is not None:
+            began = time.perf_counter()
+            await asyncio.to_thread(self.teachers.score, samples)
+            result.metrics["perf/teacher_time"] = time.perf_counter() - began
         if self.log_hooks.rollout(rollout_id, samples, result.metrics, seconds):
             result.metrics = {name: value for name, value in result.metrics.items() if name.startswith("perf/")}
         return result
@@ -168,8 +176,10 @@ class LlmDomain:
         self.source.load(directory)
 
     def close(self) -> None:
-        """End the scorer's threads."""
+        """End the scorer's threads and the connections to teachers."""
         self.scorer.close()
+        if self.teachers is not None:
+            self.teachers.close()
 
 
 def _data_source(prepared: Prepared, args: Any) -> Any:
@@ -204,6 +214,7 @@ def _sampling(config: TrainConfig) -> SamplingParams:
         top_k=sampling.rollout_top_k,
         stop=sampling.rollout_stop,
         stop_token_ids=sampling.rollout_stop_token_ids,
+        top_logprobs_num=config.distillation.opd_log_prob_top_k if config.distillation.remote else 0,
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_rl.prompts import PromptEncoder
@@ -215,6 +215,10 @@ def _append(state: GenerateState, sample: Sample, output: GenerateOutput) -> Non
     before = sample.rollout_log_probs or []
     sample.tokens = [*sample.tokens, *output.output_ids]
     sample.rollout_log_probs = [*before, *output.log_probs]
+    if output.top_ids:
+        # A tool's tokens have none, since nobody chose among them.
+        gap = len(before) - len(sample.rollout_top_ids or [])
+        sample.rollout_top_ids = [*(sample.rollout_top_ids or []), *[[]] * gap, *map(list, output.top_ids)]
     if sample.loss_mask is not None:
         sample.loss_mask = [*sample.loss_mask, *[1] * len(output.output_ids)]
     sample.response = state.tokenizer.decode(sample.tokens[sample.prompt_length :], skip_special_tokens=True)
@@ -223,6 +227,4 @@ def _append(state: GenerateState, sample: Sample, output: GenerateOutput) -> Non
 
 
 def _shortened(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
-    return SamplingParams(
-        max_new_tokens, params.temperature, params.top_p, params.top_k, params.stop, params.stop_token_ids
-    )
+    return replace(params, max_new_tokens=max_new_tokens)

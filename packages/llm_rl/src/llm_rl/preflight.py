@@ -15,6 +15,7 @@ from llm_rl.generation import GENERATE_HOOK
 from llm_rl.models.memory import count_parameters, run_bytes
 from llm_rl.prompts import PromptEncoder, check_prompts
 from llm_rl.scoring import GROUP_REWARD_HOOK, SAMPLE_REWARD_HOOK, row_check
+from llm_rl.teachers import check_same_tokenizer, remote_teachers
 from llm_rl.train_data import CONVERT_HOOK, REWARD_POST_PROCESS_HOOK
 from shared_runtime.config import ConfigError, Problems, with_num_rollout
 from shared_runtime.config.problems import flag
@@ -76,6 +77,7 @@ def preflight(config: TrainConfig) -> Prepared:
         _check_token_budget(config, longest or 0, problems)
     for prompts in eval_sets.values():
         problems.collect(partial(_check_prompts, config, prompts, encoder, max_context))
+    _check_teacher(config, tokenizer, dataset, problems)
     _check_memory(config, problems)
     problems.raise_if_any()
     return Prepared(
@@ -108,6 +110,7 @@ def _check_paths(config: TrainConfig, problems: Problems) -> None:
         "--hf-checkpoint": config.model.hf_checkpoint,
         "--ref-load": config.model.ref_load,
         "--critic-load": config.critic.critic_load,
+        "--opd-teacher-load": config.distillation.opd_teacher_load,
     }
     for name, path in directories.items():
         if path is not None and not (path / "config.json").is_file():
@@ -143,6 +146,18 @@ def _check_prompts(config: TrainConfig, dataset: PromptDataset, encoder: PromptE
     )
 
 
+def _check_teacher(config: TrainConfig, tokenizer: Any, dataset: PromptDataset | None, problems: Problems) -> None:
+    """A teacher that reads other tokens than the student writes would teach nonsense without a word."""
+    directory, remote = config.distillation.opd_teacher_load, remote_teachers(config)
+    if directory is not None:
+        problems.collect(lambda: check_same_tokenizer(tokenizer, directory))
+    if remote is not None:
+        for problem in remote.row_problems(dataset) if dataset is not None else []:
+            problems.add(problem)
+        problems.collect(lambda: remote.check_tokenizer(tokenizer))
+        remote.close()
+
+
 def _check_token_budget(config: TrainConfig, longest_prompt: int, problems: Problems) -> None:
     """A sample that the budget can't hold would stop the run in the middle."""
     batch, response = config.batch, config.sampling.rollout_max_response_len
@@ -172,6 +187,8 @@ def _check_memory(config: TrainConfig, problems: Problems) -> None:
         with_critic=config.algorithm.advantage_estimator == "ppo",
         adam=config.optimizer.optimizer == "adam",
     )
+    teacher = config.distillation.opd_teacher_load
+    needed += 4 * (count_parameters(teacher) or 0) if teacher is not None else 0
     available = psutil.virtual_memory().available
     if needed > available:
         problems.add(

@@ -9,6 +9,15 @@ from typing import TypedDict
 from shared_runtime.sample import BaseSample
 
 
+class TeacherTop(TypedDict):
+    """Likely tokens at each of R response tokens: ids (R, K), -1 in unused slots, and the teacher's log-probs."""
+
+    student_ids: list[list[int]]
+    student_ids_log_probs: list[list[float]]
+    teacher_ids: list[list[int]]
+    teacher_ids_log_probs: list[list[float]]
+
+
 @dataclass
 class Sample(BaseSample):
     """A prompt and one response.
@@ -19,6 +28,9 @@ class Sample(BaseSample):
         response: The decoded response.
         loss_mask: One 0/1 per response token; `None` means all 1. Tool output is 0.
         rollout_log_probs: Log-probability of each response token under the distribution it was sampled from.
+        rollout_top_ids: The likeliest tokens at each response token, where they were asked for.
+        teacher_log_probs: Log-probability of each response token under the remote teacher of on-policy distillation.
+        teacher_top: What that teacher says of likely tokens, where several are compared at each position.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -26,6 +38,9 @@ class Sample(BaseSample):
     response: str = ""
     loss_mask: list[int] | None = None
     rollout_log_probs: list[float] | None = None
+    rollout_top_ids: list[list[int]] | None = None
+    teacher_log_probs: list[float] | None = None
+    teacher_top: TeacherTop | None = None
 
     @property
     def response_length(self) -> int:
@@ -44,6 +59,7 @@ class SamplingParams:
         top_k: Keep the k likeliest, -1 disables.
         stop: Strings that end the response (they stay part of it).
         stop_token_ids: Ids that end it, besides the model's own end-of-sequence ids.
+        top_logprobs_num: Report this many of the likeliest tokens at each position.
     """
 
     max_new_tokens: int
@@ -52,6 +68,7 @@ class SamplingParams:
     top_k: int = -1
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    top_logprobs_num: int = 0
 
 
 class FinishReason(StrEnum):
@@ -82,6 +99,7 @@ class GenerateOutput:
         log_probs: Log-probability of each under the distribution sampled from (after temperature, top-k, top-p).
         finish_reason: Why it ended.
         weight_version: Version of the weights that drew it.
+        top_ids: The likeliest tokens at each position, the first one first; empty where none were asked for.
     """
 
     request_id: str
@@ -89,6 +107,7 @@ class GenerateOutput:
     log_probs: tuple[float, ...]
     finish_reason: FinishReason
     weight_version: int
+    top_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class TrainRow(TypedDict, total=False):
@@ -100,5 +119,7 @@ class TrainRow(TypedDict, total=False):
     reward: float  # after group normalisation
     raw_reward: float
     rollout_log_probs: object  # float32 (R,)
+    teacher_log_probs: object  # float32 (R,)
+    teacher_top: TeacherTop
     weight_version: int
     sample_index: int

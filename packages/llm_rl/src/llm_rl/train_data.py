@@ -36,9 +36,15 @@ _OPTIONAL = {
     "loss_masks": "loss_mask",
     "sample_indices": "sample_index",
     "rollout_log_probs": "rollout_log_probs",
+    "teacher_log_probs": "teacher_log_probs",
     "weight_versions": "weight_version",
 }
-_SEQUENCES: dict[str, type] = {"tokens": np.int64, "loss_mask": np.float32, "rollout_log_probs": np.float32}
+_SEQUENCES: dict[str, type] = {
+    "tokens": np.int64,
+    "loss_mask": np.float32,
+    "rollout_log_probs": np.float32,
+    "teacher_log_probs": np.float32,
+}
 
 
 def reward_normalization(advantage_estimator: str, *, disable_std: bool = False) -> Normalization:
@@ -97,7 +103,8 @@ def sample_to_row(sample: Sample, reward: float, raw_reward: float) -> TrainRow:
     length = sample.response_length
     if length < 1 or sample.prompt_length < 1:
         raise ValueError(f"{name_sample(sample)}: {sample.prompt_length} prompt and {length} response tokens")
-    for what, values in (("loss_mask", sample.loss_mask), ("rollout_log_probs", sample.rollout_log_probs)):
+    for what in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
+        values = getattr(sample, what)
         if values is not None and len(values) != length:
             raise ValueError(f"{name_sample(sample)}: {len(values)} entries in {what} for {length} response tokens")
     if sample.remove_sample:
@@ -116,6 +123,10 @@ def sample_to_row(sample: Sample, reward: float, raw_reward: float) -> TrainRow:
     )
     if sample.rollout_log_probs is not None:
         row["rollout_log_probs"] = np.asarray(sample.rollout_log_probs, np.float32)
+    if sample.teacher_log_probs is not None:
+        row["teacher_log_probs"] = np.asarray(sample.teacher_log_probs, np.float32)
+    if sample.teacher_top is not None:
+        row["teacher_top"] = sample.teacher_top
     # A response that spans a weight update counts as drawn by the older weights.
     versions = [v for v in (sample.weight_version_dispatched, sample.weight_version_returned) if v is not None]
     if versions:

@@ -33,6 +33,7 @@ class Row:
         max_new_tokens: Its limit, or less where the context ends earlier.
         output_ids: Tokens drawn so far.
         log_probs: Their log-probabilities.
+        top_ids: The likeliest tokens at each of those positions, where they were asked for.
         stopped: Ended by a stop token or string.
     """
 
@@ -40,6 +41,7 @@ class Row:
     max_new_tokens: int
     output_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    top_ids: list[tuple[int, ...]] = field(default_factory=list)
     stopped: bool = False
 
     @property
@@ -77,6 +79,7 @@ def decode(model: PreTrainedModel, rows: Sequence[Row], ends: Callable[[Row], bo
 
     while True:
         tokens, log_probs = draw(logits, batch.params, uniforms(batch.seeds, batch.lengths.astype(np.uint64)))
+        _record_top(batch.rows, logits)
         for row, token, log_prob in zip(batch.rows, tokens.tolist(), log_probs.tolist(), strict=True):
             if not row.finished:
                 _record(row, token, log_prob)
@@ -154,6 +157,16 @@ def _forward(
     )
     logits: torch.Tensor = output.logits[:, -1]
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _record_top(rows: Sequence[Row], logits: torch.Tensor) -> None:
+    most = max(row.request.params.top_logprobs_num for row in rows)
+    if most == 0:
+        return
+    likeliest = logits.topk(min(most, logits.shape[1]), dim=1).indices.tolist()
+    for row, ids in zip(rows, likeliest, strict=True):
+        if not row.finished:
+            row.top_ids.append(tuple(ids[: row.request.params.top_logprobs_num]))
 
 
 def _record(row: Row, token: int, log_prob: float) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm_rl.config import (
     AlgorithmConfig,
+    DistillationConfig,
     EvalConfig,
     HooksConfig,
     ModelConfig,
@@ -91,6 +93,29 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
         built_once(model, lambda staging: warm_up(staging, sums), rebuild=rebuild)
 
     return Preset("llm-grpo-tiny", config, prepare)
+
+
+def tiny_opd(cache: Path | None = None) -> Preset:
+    """On-policy distillation on two-digit sums: the model of :func:`tiny_grpo` learns from one that knows them.
+
+    Rewards are measured, and 0 in training: all that the student gets is the teacher's log-probs of its own samples.
+    """
+    base = tiny_grpo(cache)
+    root = (cache or cache_root()) / "tiny"
+    teacher = root / "teacher"
+    config = dataclasses.replace(
+        base.config,
+        distillation=DistillationConfig(use_opd=True, opd_type="fsdp", opd_teacher_load=teacher),
+        hooks=HooksConfig(custom_reward_post_process_path="llm_rl.teachers.post_process_rewards"),
+    )
+
+    def prepare(rebuild: bool) -> None:
+        from llm_rl.presets.warmup import TEACHER_TARGET, warm_up
+
+        base.prepare(rebuild)
+        built_once(teacher, lambda staging: warm_up(staging, root / "sums", target=TEACHER_TARGET), rebuild=rebuild)
+
+    return Preset("llm-opd-tiny", config, prepare)
 
 
 def smollm2_grpo(cache: Path | None = None) -> Preset:

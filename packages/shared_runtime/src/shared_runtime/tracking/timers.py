@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 # What a step is for. The rest of it is overhead.
-WORK = frozenset({"rollout", "reward", "actor_train", "update_weights", "eval"})
+WORK = frozenset({"rollout", "reward", "teacher", "actor_train", "update_weights", "eval"})
 
 
 class Timers:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from llm_rl.algorithms.opd import TopK
 from llm_rl.algorithms.segments import Segments
 from llm_rl.sample import TrainRow
 
@@ -30,9 +31,13 @@ class MicroBatch:
         has_rollout_log_probs: bool (T,).
         stale: bool (T,), tokens that other weights than the current ones drew; their behaviour policy is
             `rollout_log_probs`.
+        teacher_log_probs: (T,), a remote teacher's; NaN where a row has none.
+        likely_tokens: What a remote teacher says of the student's likeliest tokens and of its own, (T, K) each, or
+            `None` where the rows don't have it.
         old_log_probs: (T,) under the weights before the rollout's first optimizer step, or `None` while those are the
             current ones.
         ref_log_probs: (T,) under the reference, or `None` without one.
+        reverse_kl: (T,), the student's divergence from its teacher, or `None` without distillation.
         values: (T,), the critic's predictions before its first step on the rollout, or `None` without a critic.
         advantages: (T,), or `None` before they are computed.
         returns: (T,), the critic's targets, or `None` without one.
@@ -48,8 +53,11 @@ class MicroBatch:
     rollout_log_probs: Tensor
     has_rollout_log_probs: Tensor
     stale: Tensor
+    teacher_log_probs: Tensor
+    likely_tokens: tuple[TopK, TopK] | None = None
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
+    reverse_kl: Tensor | None = None
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
@@ -83,7 +91,7 @@ def collate(
     """
     lengths = [int(row["response_length"]) for row in rows]
     tokens = [np.asarray(row["tokens"], dtype=np.int64) for row in rows]
-    targets, masks, behaviour = [], [], []
+    targets, masks, behaviour, teacher = [], [], [], []
     known, stale = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
     for i, (row, row_tokens, response) in enumerate(zip(rows, tokens, lengths, strict=True)):
         mask: Any = row.get("loss_mask")
@@ -94,6 +102,8 @@ def collate(
         targets.append(row_tokens[len(row_tokens) - response :])
         masks.append(np.ones(response) if mask is None else mask)
         behaviour.append(log_probs if known[i] else np.full(response, np.nan))
+        taught: Any = row.get("teacher_log_probs")
+        teacher.append(np.full(response, np.nan) if taught is None else taught)
         if not (0 <= response < len(row_tokens) and len(masks[i]) == len(behaviour[i]) == response):
             _explain(row, len(row_tokens), response, len(masks[i]), len(behaviour[i]))
         if stale[i] and not known[i]:
@@ -118,7 +128,28 @@ def collate(
         rollout_log_probs=tensor(behaviour, dtype),
         has_rollout_log_probs=segments.expand(torch.from_numpy(known).to(device)),
         stale=segments.expand(torch.from_numpy(stale).to(device)),
+        teacher_log_probs=tensor(teacher, dtype),
+        likely_tokens=_likely_tokens(rows, device, dtype),
     )
+
+
+def _likely_tokens(
+    rows: Sequence[TrainRow], device: torch.device | str, dtype: torch.dtype
+) -> tuple[TopK, TopK] | None:
+    found = [row["teacher_top"] for row in rows if "teacher_top" in row]
+    if not found:
+        return None
+    without = [_name(row) for row in rows if "teacher_top" not in row]
+    if without:
+        raise ValueError(f"{', '.join(without)}: no teacher's log-probs of likely tokens, which other rows have")
+
+    def tensor(key: Literal["student_ids", "teacher_ids"], log_probs: bool) -> Tensor:
+        name = f"{key}_log_probs" if log_probs else key
+        parts = [np.asarray(top[name], np.float64 if log_probs else np.int64) for top in found]  # type: ignore[literal-required]
+        return torch.as_tensor(np.concatenate(parts)).to(device=device, dtype=dtype if log_probs else torch.int64)
+
+    student, teacher = (TopK(tensor(k, False), None, tensor(k, True)) for k in ("student_ids", "teacher_ids"))
+    return student, teacher
 
 
 def _name(row: TrainRow) -> str:

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from llm_rl.algorithms.log_probs import TokenLogProbs, log_probs_from_logits
 from llm_rl.algorithms.metrics import log_prob_abs_diff
+from llm_rl.algorithms.opd import distill_advantages
 from llm_rl.trainers.fsdp.advantages import set_advantages
 from llm_rl.trainers.fsdp.batch import MicroBatch, collate
+from llm_rl.trainers.fsdp.distillation import reverse_kl
 from llm_rl.trainers.fsdp.forward import response_logits
 from llm_rl.trainers.fsdp.loss import compute_loss
 from shared_runtime.training.fsdp import set_last_micro_batch
@@ -64,6 +66,8 @@ class RolloutPass:
             critic.predict(everything)
         if self.settings.loss_type == "policy_loss":
             set_advantages(everything, self.settings, self.trainer.all_reduce_sum)
+        if policy_learns and self.settings.use_opd:
+            self._distill(everything)
         if critic is not None:
             critic.train(self.steps, self.batches, self.metrics, f"rollout {self.rollout_id}")
         if policy_learns:
@@ -80,12 +84,28 @@ class RolloutPass:
         s = self.settings
         if s.loss_type != "policy_loss":
             return False
-        return s.kl_coef > 0 or (len(self.steps) > 1 and not s.use_rollout_logprobs)
+        return s.kl_coef > 0 or s.use_opd or (len(self.steps) > 1 and not s.use_rollout_logprobs)
 
+    @torch.no_grad()
     def _set_old_log_probs(self, batches: list[MicroBatch]) -> None:
+        s, teacher = self.settings, self.trainer.teacher
         for batch in batches:
-            batch.old_log_probs = self._log_probs_without_grad(self.trainer.model, batch)
+            logits = self._logits(self.trainer.model, batch)
+            batch.old_log_probs = log_probs_from_logits(logits, batch.targets, temperature=s.temperature).log_probs
             self._compare_with_rollout(batch, batch.old_log_probs)
+            if s.use_opd:
+                teacher_logits = None if teacher is None else self._logits(teacher, batch)
+                batch.reverse_kl = reverse_kl(batch, logits, teacher_logits, s)
+
+    def _distill(self, batches: list[MicroBatch]) -> None:
+        """Subtract the teacher's signal from the advantages, whitened or not."""
+        for batch in batches:
+            assert batch.advantages is not None
+            assert batch.reverse_kl is not None
+            batch.advantages = distill_advantages(
+                batch.advantages, batch.reverse_kl, batch.mask, kl_coef=self.settings.opd_kl_coef
+            )
+            self.metrics.add_mean("opd_reverse_kl", batch.reverse_kl.sum(), (batch.mask != 0).sum())
 
     def _optimizer_step(self, index: int, step: StepPlan, batches: list[MicroBatch]) -> None:
         trainer = self.trainer

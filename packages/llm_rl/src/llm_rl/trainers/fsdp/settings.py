@@ -76,6 +76,20 @@ class FsdpTrainerSettings(FsdpSettings):
     value_clip: float = 0.2
     """Largest change of a prediction that still improves the value loss."""
 
+    # On-policy distillation
+    use_opd: bool = False
+    """Subtract the reverse KL to a teacher from the advantages."""
+    opd_kl_coef: float = 1.0
+    """Its weight."""
+    opd_teacher_load: Path | None = None
+    """Directory of the teacher. Unset: rows bring the log-probs of a teacher elsewhere."""
+    opd_log_prob_top_k: int = 0
+    """Likely tokens compared at each position; 0 compares the sampled one."""
+    opd_top_k_strategy: Literal["only-student", "only-teacher", "intersection", "union", "xor"] = "only-student"
+    """Which likely tokens."""
+    opd_reward_weight_mode: Literal["student_p", "teacher_p", "none"] = "student_p"
+    """What weighs them."""
+
     # Hooks
     custom_loss: Callable[..., Any] | None = None
     """`(args, batch, logits, reduce) -> (loss, metrics)`, with `loss_type` custom_loss; see `loss.custom_loss`."""

@@ -34,6 +34,7 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
 
     model: PreTrainedModel
     reference: PreTrainedModel | None
+    teacher: PreTrainedModel | None
     critic: Critic | None
 
     def __init__(
@@ -44,8 +45,12 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         self.publish_dtype = torch_dtype(settings.publish_dtype or settings.train_dtype)
 
     def init(self) -> TrainerInfo:
-        """As the base's; the critic, where there is one, comes last."""
+        """As the base's; teacher and critic, where there are any, come last."""
         info = super().init()
+        teacher = self.settings.opd_teacher_load
+        self.teacher = None if teacher is None else self.load_model(teacher, trainable=False)
+        if self.teacher is not None:
+            self.lease.add(self.teacher)
         self.critic = Critic(self) if self.settings.use_critic else None
         if self.critic is not None:
             self.lease.add(self.critic.model, self.critic.learner.optimizer)
