@@ -21,3 +21,20 @@ def tiny_critic_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFacto
         model.score.bias.fill_(0.3)
     model.save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_teacher_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the tiny architecture with other and larger weights, so that it disagrees with the tiny model."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from llm_rl.presets.tiny import write_model
+
+    directory = tmp_path_factory.mktemp("teacher")
+    write_model(directory, seed=3)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(4)
+    model.save_pretrained(directory)
+    return directory

@@ -55,6 +55,13 @@ def test_a_good_config_passes(good: TrainConfig) -> None:
         ({"algorithm": {"loss_type": "custom_loss"}}, ["--custom-loss-function-path"]),
         ({"algorithm": {"advantage_estimator": "ppo", "kl_coef": 0.1}}, ["--kl-coef must be 0", "--use-kl-loss"]),
         ({"algorithm": {"advantage_estimator": "ppo", "lambd": 1.5}}, ["--lambd", "1.5"]),
+        (
+            {
+                "algorithm": {"advantage_estimator": "ppo", "loss_type": "custom_loss"},
+                "hooks": {"custom_loss_function_path": "a.b.c"},
+            },
+            ["custom_loss reads no advantages"],
+        ),
         ({"critic": {"critic_lr": 1e-5}}, ["--critic-lr", "--advantage-estimator ppo"]),
         (
             {

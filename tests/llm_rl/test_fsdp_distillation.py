@@ -10,21 +10,7 @@ import torch
 from fsdp_helpers import capture_gradients, make_rows, make_trainer, plan, row_log_probs
 from fsdp_reference import assert_same_gradients, gradients, plain_model, policy_gradient_loss
 
-from llm_rl.presets.tiny import write_model
-
 TEMPERATURE = 0.7
-
-
-@pytest.fixture(scope="module")
-def teacher_dir(tmp_path_factory):
-    """The tiny architecture with other weights, larger ones, so that it disagrees with the student."""
-    directory = tmp_path_factory.mktemp("teacher")
-    write_model(directory, seed=3)
-    model = plain_model(directory)
-    with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(4)
-    model.save_pretrained(directory)
-    return directory
 
 
 @pytest.fixture
@@ -74,9 +60,9 @@ def set_reverse_kl(student: list[float], teacher: list[float], k: int, strategy:
         (4, "xor", "teacher_p"),
     ],
 )
-def test_gradient_with_a_teacher_in_the_trainer(start, tiny_model_dir, teacher_dir, k, strategy, mode):
+def test_gradient_with_a_teacher_in_the_trainer(start, tiny_model_dir, tiny_teacher_dir, k, strategy, mode):
     rows = make_rows(30, groups=2)
-    student, teacher = (plain_model(d, torch.float64) for d in (tiny_model_dir, teacher_dir))
+    student, teacher = (plain_model(d, torch.float64) for d in (tiny_model_dir, tiny_teacher_dir))
     advantages, kl = [], []
     for row in rows:
         s, t = distributions(student, row), distributions(teacher, row)
@@ -92,7 +78,7 @@ def test_gradient_with_a_teacher_in_the_trainer(start, tiny_model_dir, teacher_d
     expected = gradients(student, loss)
     trainer = start(
         rollout_temperature=TEMPERATURE,
-        opd_teacher_load=teacher_dir,
+        opd_teacher_load=tiny_teacher_dir,
         opd_kl_coef=0.5,
         opd_log_prob_top_k=k,
         opd_top_k_strategy=strategy,
@@ -105,17 +91,17 @@ def test_gradient_with_a_teacher_in_the_trainer(start, tiny_model_dir, teacher_d
         assert metrics["train/opd_reverse_kl"] == pytest.approx(np.mean(kl), rel=1e-4)
 
 
-def test_a_teacher_elsewhere_gives_the_same_gradient(start, teacher_dir):
+def test_a_teacher_elsewhere_gives_the_same_gradient(start, tiny_teacher_dir):
     """Log-probs that come with the rows, at temperature 1; a trainable token without one is an error."""
     rows = make_rows(31, groups=2)
-    loaded = start(opd_teacher_load=teacher_dir)
+    loaded = start(opd_teacher_load=tiny_teacher_dir)
     expected = capture_gradients(loaded)
     metrics = loaded.train(0, plan(rows)[0])
     remote = start()
     found = capture_gradients(remote)
     with pytest.raises(ValueError, match="some rows have no teacher log-probs"):
         remote.train(0, plan(rows)[0])
-    teacher = plain_model(teacher_dir)
+    teacher = plain_model(tiny_teacher_dir)
     for row in rows:
         row["teacher_log_probs"] = row_log_probs(teacher, row).detach().numpy()
     assert remote.train(0, plan(rows)[0]) == pytest.approx(metrics, abs=1e-5)

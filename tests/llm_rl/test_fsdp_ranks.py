@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.ranks
 
 
-def scenarios(replicas: int, critic: Path) -> list[Scenario]:
+def scenarios(replicas: int, critic: Path, teacher: Path) -> list[Scenario]:
     """One for each way in which ranks could matter."""
     unequal = make_rows(1, groups=1, responses=(30, 60)) + make_rows(2, groups=2, group_size=2, responses=(1, 3))
     for i, row in enumerate(unequal):
@@ -44,6 +44,7 @@ def scenarios(replicas: int, critic: Path) -> list[Scenario]:
             Scenario("one_row", [make_rows(4, groups=1, group_size=1)], plain),  # the other ranks have none
             Scenario("whitened", [make_rows(5)], plain | whitened),
             Scenario("ppo", [unequal], plain | ppo, small),
+            Scenario("distilled", [unequal], plain | {"use_opd": True, "opd_teacher_load": teacher}, small),
         ]
     for scenario in todo:
         scenario.name += f"-{replicas}"
@@ -78,12 +79,13 @@ def compare(world_size, todo, model, out):
         assert all(metrics == per_rank[0] for metrics in per_rank)
 
 
-def test_two_ranks_equal_one(tiny_model_dir, tiny_critic_dir, tmp_path):
+def test_two_ranks_equal_one(tiny_model_dir, tiny_critic_dir, tiny_teacher_dir, tmp_path):
     """Sharded over both, and as two replicas."""
-    compare(2, scenarios(1, tiny_critic_dir) + scenarios(2, tiny_critic_dir), tiny_model_dir, tmp_path)
+    others = tiny_critic_dir, tiny_teacher_dir
+    compare(2, scenarios(1, *others) + scenarios(2, *others), tiny_model_dir, tmp_path)
 
     # Saved on two ranks, loaded on one: the third rollout ends where a single rank ends that did all three.
-    updates = next(s for s in scenarios(1, tiny_critic_dir) if s.name == "updates-1")
+    updates = next(s for s in scenarios(1, *others) if s.name == "updates-1")
     third = make_rows(8, version=2)
     whole = run_scenario(replace(updates, name="whole", rollouts=[*updates.rollouts, third]), tiny_model_dir, tmp_path)
     fresh = [dict(row, weight_version=0) for row in third]  # the loaded trainer counts from 0 again in this test
@@ -96,13 +98,14 @@ def test_two_ranks_equal_one(tiny_model_dir, tiny_critic_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_hybrid_sharding_on_four_ranks_equals_one(tiny_model_dir, tiny_critic_dir, tmp_path):
+def test_hybrid_sharding_on_four_ranks_equals_one(tiny_model_dir, tiny_critic_dir, tiny_teacher_dir, tmp_path):
     """Gradients, and a checkpoint of one rank loaded on four."""
-    updates = next(s for s in scenarios(2, tiny_critic_dir) if s.name == "updates-2")
+    others = tiny_critic_dir, tiny_teacher_dir
+    updates = next(s for s in scenarios(2, *others) if s.name == "updates-2")
     single = replace(updates, name="saved", settings=updates.settings | {"dp_replicate_size": 1})
     one = run_scenario(single, tiny_model_dir, tmp_path)
     loaded = replace(updates, name="loaded-2", load=tmp_path / "checkpoint.saved.1")
-    compare(4, [*scenarios(2, tiny_critic_dir), loaded], tiny_model_dir, tmp_path)
+    compare(4, [*scenarios(2, *others), loaded], tiny_model_dir, tmp_path)
     found = torch.load(tmp_path / "results.4.pt", weights_only=False)["loaded-2"]
     for name, weight in one["weights"].items():
         torch.testing.assert_close(found["start"][name], weight, rtol=0, atol=0)

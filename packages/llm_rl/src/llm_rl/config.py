@@ -353,6 +353,11 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
         )
     if config.model.ref_load is not None and not (algorithm.use_kl_loss or algorithm.kl_coef > 0):
         problems.add("--ref-load is read only with --use-kl-loss or --kl-coef")
+    if algorithm.loss_type != "policy_loss" and (algorithm.advantage_estimator == "ppo" or config.distillation.use_opd):
+        problems.add(
+            f"--loss-type {algorithm.loss_type} reads no advantages: --advantage-estimator ppo and --use-opd need "
+            "--loss-type policy_loss"
+        )
     custom = config.hooks.custom_loss_function_path
     if (algorithm.loss_type == "custom_loss") != (custom is not None):
         problems.add("--loss-type custom_loss and --custom-loss-function-path go together")

@@ -108,4 +108,5 @@ def eval_sampling(
         temperature=rollout.temperature if temperature is None else temperature,
         top_p=rollout.top_p if top_p is None else top_p,
         top_k=rollout.top_k if top_k is None else top_k,
+        top_logprobs_num=0,
     )

@@ -48,7 +48,8 @@ def reverse_kl(
     else:
         return torch.zeros_like(batch.mask)
     return top_k_reverse_kl(
-        *(_with_student(top, logits, temperature) for top in tops),
+        _with_student(tops[0], logits, temperature),
+        _with_student(tops[1], logits, temperature),
         batch.mask,
         strategy=settings.opd_top_k_strategy,
         weight_mode=settings.opd_reward_weight_mode,

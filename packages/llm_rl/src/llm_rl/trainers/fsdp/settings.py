@@ -122,6 +122,8 @@ class FsdpTrainerSettings(FsdpSettings):
         super().check()
         if (self.loss_type == "custom_loss") != (self.custom_loss is not None):
             raise ValueError("loss_type custom_loss and a custom loss function go together")
+        if self.use_opd and self.loss_type != "policy_loss":
+            raise ValueError(f"use_opd changes advantages, which loss_type {self.loss_type} does not read")
         if self.rollout_temperature <= 0:
             raise ValueError(f"rollout_temperature must be above 0, got {self.rollout_temperature}")
         if self.kl_loss_coef > 0 and not self.use_kl_loss:
