@@ -84,11 +84,15 @@ def test_the_good_command_passes_its_checks(shell: Shell) -> None:
 
 
 def test_missing_prompt_file(shell: Shell) -> None:
-    assert "promts.jsonl: no such file; did you mean prompts.jsonl?" in shell.refused(prompt_data="promts.jsonl")
+    assert "--prompt-data promts.jsonl: no such file; did you mean prompts.jsonl?" in shell.refused(
+        prompt_data="promts.jsonl"
+    )
 
 
 def test_missing_evaluation_file(shell: Shell) -> None:
-    assert "held_out.jsonl: no such file" in shell.refused("--eval-prompt-data", "sums", "held_out.jsonl")
+    assert "--eval-prompt-data held_out.jsonl: no such file" in shell.refused(
+        "--eval-prompt-data", "sums", "held_out.jsonl"
+    )
 
 
 def test_missing_model(shell: Shell) -> None:
@@ -105,6 +109,16 @@ def test_broken_model(shell: Shell) -> None:
 def test_missing_checkpoint(shell: Shell) -> None:
     message = shell.refused(load="elsewhere")
     assert "--load elsewhere holds no checkpoint (no latest_checkpointed_iteration.txt)" in message
+
+
+def test_missing_recordings(shell: Shell) -> None:
+    shell.write("", name="kept-0.jsonl")
+    message = shell.refused(load_debug_rollout_data="kept-{rollout_id}.jsonl", num_rollout="3")
+    assert "--load-debug-rollout-data: kept-2.jsonl does not exist, so rollout 2 can't be replayed" in message
+
+
+def test_config_file_that_is_a_directory(shell: Shell) -> None:
+    assert "--config . can't be read: Is a directory" in shell.refused("--config", ".")
 
 
 def test_missing_config_file(shell: Shell) -> None:
@@ -357,6 +371,11 @@ def test_directory_that_is_no_run(shell: Shell) -> None:
     (shell.folder / "elsewhere" / "mine" / "thesis.tex").write_text("")
     message = shell.refused(runs_dir="elsewhere", run_name="mine")
     assert "holds files but no config.yaml: not a run; choose another --run-name" in message
+
+
+def test_runs_directory_that_is_a_file(shell: Shell) -> None:
+    shell.write("", name="afile")
+    assert "--runs-dir afile can't be made: File exists" in shell.refused(runs_dir="afile")
 
 
 def test_too_little_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

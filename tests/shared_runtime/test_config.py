@@ -104,6 +104,7 @@ def test_yaml_number_without_a_dot_is_a_number(tmp_path: Path) -> None:
         ({"optimizer": {"lrr": 1}}, ["lrr", "'lr'"]),
         ({"optimiser": {}}, ["optimiser", "'optimizer'"]),
         ({"lr": 1}, ["lr", "'optimizer'"]),
+        ({"batch": {"lr": 1}}, ["batch: unknown key 'lr'", "'optimizer'"]),
         ({"batch": {"rollout_batch_size": "many"}}, ["rollout_batch_size", "whole number"]),
         ({"batch": {"rollout_batch_size": True}}, ["whole number"]),
         ({"fsdp": {"keep_fp32_master": 1}}, ["true or false"]),

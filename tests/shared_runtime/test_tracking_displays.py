@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import struct
 import subprocess
 import sys
@@ -239,6 +241,19 @@ class TestWandb:
             config={"lr": 1e-6, "tracking": {"wandb_key": "s3cret"}},
             **options,
         )
+
+    def test_online_without_a_login_is_refused(self, tmp_path):
+        code = (
+            "from pathlib import Path\n"
+            "from shared_runtime.tracking.wandb import WandbSink\n"
+            "WandbSink(Path('wandb.json'), 'project', mode='online')"
+        )
+        # A process of its own, since W&B keeps what a start has set up; home is where a login leaves its key.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
+        run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert run.returncode == 1
+        assert re.search(r"ConfigError: --use-wandb: .*login.*\(or give --wandb-mode offline\)$", run.stderr.strip())
 
     def test_offline_run_and_its_continuation(self, tmp_path):
         with Tracker([self.open(tmp_path, api_key="s3cret" + "0" * 34)]) as tracker:

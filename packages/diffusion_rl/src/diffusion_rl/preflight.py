@@ -23,6 +23,7 @@ from shared_runtime.config import ConfigError, Problems, with_num_rollout
 from shared_runtime.config.problems import flag
 from shared_runtime.data.prompts import PromptDataset, PromptRow
 from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
+from shared_runtime.rollout.recording import check_recording
 from shared_runtime.rollout.scoring import GROUP_REWARD_HOOK
 from shared_runtime.workers import layout_of
 
@@ -83,13 +84,18 @@ def preflight(config: TrainConfig) -> Prepared:
         problems.collect(lambda: _check_steps(config, strategy))
     path = config.data.prompt_data
     load = _load_captioned if supervised else _load_prompts
-    dataset = problems.collect(partial(load, config, path)) if path else None
+    dataset = problems.collect(partial(load, config, path, "--prompt-data")) if path else None
     loaded = {
-        name: problems.collect(partial(_load_prompts, config, path)) for name, path in config.evaluation.sets().items()
+        name: problems.collect(partial(_load_prompts, config, path, "--eval-prompt-data"))
+        for name, path in config.evaluation.sets().items()
     }
     problems.raise_if_any()
     assert family is not None
     config = dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset))
+    recordings = config.debug.load_debug_rollout_data
+    if recordings is not None:
+        problems.collect(partial(check_recording, recordings, (config.batch.num_rollout or 1) - 1))
+        problems.raise_if_any()
     sets = {name: prompts for name, prompts in loaded.items() if prompts is not None}
     nft_path = config.algorithm.diffusion_nft_timestep_strategy_path
     nft_strategy = NFT_STRATEGIES.get(nft_path or "drop_random_steps") or hooks[_NFT_STRATEGY]
@@ -140,20 +146,22 @@ def _check_steps(config: TrainConfig, strategy: Callable[..., Any]) -> None:
         raise ConfigError([f"{_STRATEGY} {path} picked no stochastic step, so there would be nothing to train on"])
 
 
-def _load_captioned(config: TrainConfig, path: str) -> PromptDataset:
-    prompts = _read_prompts(config, path)
+def _load_captioned(config: TrainConfig, path: str, named_by: str) -> PromptDataset:
+    prompts = _read_prompts(config, path, named_by)
     height, width = config.sampling.diffusion_height, config.sampling.diffusion_width
     return _checked(prompts, path, lambda row: picture_problem(row, prompts.path.parent, height, width))
 
 
-def _load_prompts(config: TrainConfig, path: str) -> PromptDataset:
+def _load_prompts(config: TrainConfig, path: str, named_by: str) -> PromptDataset:
     check = row_check(config.reward.rm_type) if config.hooks.custom_rm_path is None else lambda row: None
-    return _checked(_read_prompts(config, path), path, check)
+    return _checked(_read_prompts(config, path, named_by), path, check)
 
 
-def _read_prompts(config: TrainConfig, path: str) -> PromptDataset:
+def _read_prompts(config: TrainConfig, path: str, named_by: str) -> PromptDataset:
     data = config.data
-    return PromptDataset.load(path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key)
+    return PromptDataset.load(
+        path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key, flag=named_by
+    )
 
 
 def _checked(prompts: PromptDataset, path: str, check: Callable[[PromptRow], str | None]) -> PromptDataset:

@@ -290,6 +290,7 @@ def _check_sampling(config: TrainConfig, problems: Problems) -> None:
         problems.require(
             top_k is None or top_k == -1 or top_k > 0, f"{name} must be above 0, or -1 for all tokens, got {top_k}"
         )
+    problems.require(all(sampling.rollout_stop), "--rollout-stop holds an empty string, which every text ends with")
     words = evaluation.eval_prompt_data
     if len(words) % 2:
         problems.add(f"--eval-prompt-data takes pairs of name and path, got {len(words)} words: {' '.join(words)}")

@@ -22,6 +22,7 @@ from shared_runtime.config.problems import flag
 from shared_runtime.data.prompts import PromptDataset
 from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
 from shared_runtime.placement.layout import ROLLOUT
+from shared_runtime.rollout.recording import check_recording
 from shared_runtime.workers import layout_of
 
 LLM_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
@@ -60,9 +61,10 @@ def preflight(config: TrainConfig) -> Prepared:
     _check_paths(config, problems)
     problems.collect(lambda: layout_of(config.cluster, config.debug, config.reward_pool))
     path = config.data.prompt_data
-    dataset = problems.collect(partial(_load_prompts, config, path)) if path else None
+    dataset = problems.collect(partial(_load_prompts, config, path, "--prompt-data")) if path else None
     loaded = {
-        name: problems.collect(partial(_load_prompts, config, path)) for name, path in config.evaluation.sets().items()
+        name: problems.collect(partial(_load_prompts, config, path, "--eval-prompt-data"))
+        for name, path in config.evaluation.sets().items()
     }
     problems.raise_if_any()
     eval_sets = {name: prompts for name, prompts in loaded.items() if prompts is not None}
@@ -79,9 +81,13 @@ def preflight(config: TrainConfig) -> Prepared:
         problems.collect(partial(_check_prompts, config, prompts, encoder, max_context))
     _check_teacher(config, tokenizer, dataset, problems)
     _check_memory(config, problems)
+    config = dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset))
+    recordings = config.debug.load_debug_rollout_data
+    if recordings is not None:
+        problems.collect(partial(check_recording, recordings, (config.batch.num_rollout or 1) - 1))
     problems.raise_if_any()
     return Prepared(
-        dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset)),
+        config,
         tokenizer,
         encoder,
         max_context,
@@ -100,9 +106,11 @@ def _load_hooks(config: TrainConfig) -> dict[str, Any]:
     return load_hooks(paths, specs)
 
 
-def _load_prompts(config: TrainConfig, path: str) -> PromptDataset:
+def _load_prompts(config: TrainConfig, path: str, named_by: str) -> PromptDataset:
     data = config.data
-    return PromptDataset.load(path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key)
+    return PromptDataset.load(
+        path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key, flag=named_by
+    )
 
 
 def _check_paths(config: TrainConfig, problems: Problems) -> None:

@@ -75,7 +75,7 @@ class PromptEncoder:
             (chats, [self._render(prompts[i]) for i in chats], False),
         ):
             if positions:
-                encoded = self.tokenizer(texts, add_special_tokens=special)["input_ids"]
+                encoded = self.tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
                 for i, text, ids in zip(positions, texts, encoded, strict=True):
                     result[i] = self._checked(text, ids)
         return result

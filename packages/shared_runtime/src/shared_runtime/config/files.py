@@ -38,24 +38,24 @@ def from_dict(default: T, data: Mapping[str, Any], *, source: str = "config") ->
         ConfigError: For unknown keys (with the nearest known one) and values of the wrong type, all at once.
     """
     problems = Problems()
-    result = _merge(default, data, source, problems)
+    result = _merge(default, data, source, problems, root=default)
     problems.raise_if_any()
     return result
 
 
-def _merge(default: Any, data: Mapping[str, Any], where: str, problems: Problems) -> Any:
+def _merge(default: Any, data: Mapping[str, Any], where: str, problems: Problems, *, root: Any) -> Any:
     hints = get_type_hints(type(default))
     names = {f.name for f in dataclasses.fields(default)}
     changes: dict[str, Any] = {}
     for raw_key, value in data.items():
         key = str(raw_key).replace("-", "_")
         if key not in names:
-            problems.add(f"{where}: unknown key {raw_key!r}{_hint(default, key)}")
+            problems.add(f"{where}: unknown key {raw_key!r}{_hint(root, default, key)}")
             continue
         current = getattr(default, key)
         if dataclasses.is_dataclass(current):
             if isinstance(value, Mapping):
-                changes[key] = _merge(current, value, f"{where}: {key}", problems)
+                changes[key] = _merge(current, value, f"{where}: {key}", problems, root=root)
             else:
                 problems.add(f"{where}: {key} is a group of settings, got {value!r}")
             continue
@@ -66,10 +66,10 @@ def _merge(default: Any, data: Mapping[str, Any], where: str, problems: Problems
     return dataclasses.replace(default, **changes)
 
 
-def _hint(default: Any, key: str) -> str:
+def _hint(root: Any, default: Any, key: str) -> str:
     """The nearest name; a key that belongs to another group is named with its group."""
-    for f in dataclasses.fields(default):
-        group = getattr(default, f.name)
+    for f in dataclasses.fields(root):
+        group = getattr(root, f.name)
         if dataclasses.is_dataclass(group) and key in {g.name for g in dataclasses.fields(group)}:
             return f"; it belongs under {f.name!r}"
     return nearest(key, [f.name for f in dataclasses.fields(default)])
@@ -85,6 +85,8 @@ def load_config(default: T, path: Path) -> T:
         data = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise ConfigError([f"--config {path}: no such file"]) from None
+    except OSError as error:
+        raise ConfigError([f"--config {path} can't be read: {error.strerror}"]) from None
     except yaml.YAMLError as error:
         raise ConfigError([f"--config {path} is not YAML: {error}"]) from None
     if not isinstance(data, Mapping):

@@ -55,7 +55,7 @@ def split_slice(spec: str) -> tuple[Path, slice | None]:
     return Path(spec), None
 
 
-def read_rows(spec: str) -> tuple[Path, list[tuple[int, Row]]]:
+def read_rows(spec: str, *, flag: str = "") -> tuple[Path, list[tuple[int, Row]]]:
     """Read the rows of a file or of a slice of it.
 
     Blank lines of a JSONL file are skipped and not counted by a slice. Line numbers start at 1; in a parquet file they
@@ -63,6 +63,7 @@ def read_rows(spec: str) -> tuple[Path, list[tuple[int, Row]]]:
 
     Args:
         spec: Path of a `.parquet` file or a JSONL file (any other ending), with an optional slice `@[start:stop]`.
+        flag: The flag that named the file, for messages.
 
     Returns:
         The path without the slice, and `(line, row)` pairs, at least one.
@@ -72,12 +73,13 @@ def read_rows(spec: str) -> tuple[Path, list[tuple[int, Row]]]:
         ImportError: Parquet without pyarrow; the message names the extra.
     """
     path, part = split_slice(spec)
+    named = f"{flag} {path}".strip()
     if path.is_dir():
-        raise DataError(f"{path}: is a directory; give a JSONL or parquet file")
+        raise DataError(f"{named}: is a directory; give a JSONL or parquet file")
     if not path.exists():
         siblings = [str(p.name) for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, siblings, n=1)
-        raise DataError(f"{path}: no such file" + (f"; did you mean {path.parent / near[0]}?" if near else ""))
+        raise DataError(f"{named}: no such file" + (f"; did you mean {path.parent / near[0]}?" if near else ""))
     rows = _parquet(path, part) if path.suffix == ".parquet" else _jsonl(path, part)
     return path, rows
 

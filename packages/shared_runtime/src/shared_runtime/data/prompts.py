@@ -48,6 +48,7 @@ class PromptDataset(Sequence[PromptRow]):
         input_key: str = "input",
         label_key: str | None = None,
         metadata_key: str | None = DEFAULT_METADATA_KEY,
+        flag: str = "",
     ) -> PromptDataset:
         """Read a prompt set.
 
@@ -56,11 +57,12 @@ class PromptDataset(Sequence[PromptRow]):
             input_key: Where a row has its prompt: a string, or a list of chat messages.
             label_key: Where it has its label; `None` for prompts without one.
             metadata_key: Where it has its metadata, an object. No row needs to have the default key.
+            flag: The flag that named the file, for messages.
 
         Raises:
             DataError: Everything that is wrong with the file, each with its line.
         """
-        path, numbered = read_rows(str(spec))
+        path, numbered = read_rows(str(spec), flag=flag)
         _check_keys(path, numbered, input_key, label_key, metadata_key)
         problems: list[str] = []
         rows: list[PromptRow] = []

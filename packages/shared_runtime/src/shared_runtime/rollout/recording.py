@@ -33,15 +33,25 @@ def save_recording(template: str, rollout_id: int, groups: list[list[S]]) -> Pat
     return path
 
 
+def check_recording(template: str, rollout_id: int) -> None:
+    """Refuse a rollout that was not recorded; of a whole run the last one tells, whatever it starts from.
+
+    Raises:
+        DataError: If its file is missing.
+    """
+    path = recording_path(template, rollout_id)
+    if not path.exists():
+        raise DataError(f"--load-debug-rollout-data: {path} does not exist, so rollout {rollout_id} can't be replayed")
+
+
 def load_recording(template: str, rollout_id: int, make_sample: Callable[..., S]) -> list[list[S]]:
     """Read what `save_recording` wrote.
 
     Raises:
         DataError: If the file is missing or a line is not a sample; the line is named.
     """
+    check_recording(template, rollout_id)
     path = recording_path(template, rollout_id)
-    if not path.exists():
-        raise DataError(f"--load-debug-rollout-data: {path} does not exist, so rollout {rollout_id} can't be replayed")
     groups: dict[int, list[S]] = {}
     with path.open() as file:
         for number, line in enumerate(file, 1):

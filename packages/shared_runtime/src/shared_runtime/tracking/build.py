@@ -48,7 +48,7 @@ def build_tracker(
         log_interval: `--log-interval`.
         score_label: What an evaluation score is, in console and picture.
         progress: Live display, plain lines, or nothing; `auto` is live on a terminal.
-        use_wandb: `--use-wandb`; the other `wandb_…` are the flags of these names.
+        use_wandb: `--use-wandb`; the other `wandb_…` are those of `WandbSink`.
         use_tensorboard: `--use-tensorboard`.
         tensorboard_dir: A directory that several runs share, each in a folder of its name; without it the run's own.
 

@@ -149,10 +149,10 @@ def open_run_directory(
 
     Raises:
         RunDirectoryError: If the named directory is another run's (lists the keys that differ), holds no run, or is
-            finished; RunInUseError if a live process writes into it.
+            finished, or if `runs_dir` can't be written; RunInUseError if a live process writes into it.
     """
     plain = to_plain(drop_secrets(config))
-    runs_dir.mkdir(parents=True, exist_ok=True)
+    _make_runs_dir(runs_dir)
     if run_name is not None:
         return _open_named(runs_dir, run_name, plain, ignore, num_rollout)
     _check_name(recipe)
@@ -172,6 +172,15 @@ def open_run_directory(
             number += 1
             continue
         return _start(path, acquire(path), plain)
+
+
+def _make_runs_dir(runs_dir: Path) -> None:
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"--runs-dir {runs_dir} can't be made: {error.strerror}") from None
+    if not os.access(runs_dir, os.W_OK):
+        raise RunDirectoryError(f"--runs-dir {runs_dir} can't be written")
 
 
 def read_state(path: Path) -> dict[str, Any]:

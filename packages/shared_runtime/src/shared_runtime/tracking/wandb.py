@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from shared_runtime.config.problems import ConfigError
 from shared_runtime.tracking.config_diff import drop_secrets, to_plain
 from shared_runtime.tracking.sink import LoggedImage, Metrics, Sink
 
@@ -43,6 +44,7 @@ class WandbSink(Sink):
 
     Raises:
         ImportError: If W&B is not installed; names the extra.
+        ConfigError: If W&B refuses the settings, such as a run online without a login.
     """
 
     name = "wandb"
@@ -68,18 +70,21 @@ class WandbSink(Sink):
         self._id = state.get("id") or secrets.token_hex(4)
         self._save_state(self._sent_before)
         settings = {"base_url": host, "api_key": api_key, "console": "off", "silent": True, "disable_git": True}
-        self._run = self._wandb.init(
-            project=project,
-            entity=team,
-            group=group,
-            name=name,
-            id=self._id,
-            resume="allow",
-            mode=mode,
-            dir=str(directory) if directory else None,
-            config=to_plain(drop_secrets(config or {})),
-            settings=self._wandb.Settings(**{k: v for k, v in settings.items() if v is not None}),
-        )
+        try:
+            self._run = self._wandb.init(
+                project=project,
+                entity=team,
+                group=group,
+                name=name,
+                id=self._id,
+                resume="allow",
+                mode=mode,
+                dir=str(directory) if directory else None,
+                config=to_plain(drop_secrets(config or {})),
+                settings=self._wandb.Settings(**{k: v for k, v in settings.items() if v is not None}),
+            )
+        except self._wandb.errors.UsageError as error:
+            raise ConfigError([f"--use-wandb: {error} (or give --wandb-mode offline)"]) from None
         self._run.define_metric("rollout/step")
         self._run.define_metric("*", step_metric="rollout/step")
 
