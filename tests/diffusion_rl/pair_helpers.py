@@ -14,6 +14,7 @@ from diffusion_rl.train_data import plan_pairs, rollout_advantages, samples_to_r
 from diffusion_rl.trainers.fsdp.batch import TrainRow
 from diffusion_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from diffusion_rl.trainers.fsdp.trainer import FsdpTrainer
+from shared_runtime.weight_sync.bucket import unpack
 
 PROMPTS = ("a small red circle at the top left", "a large blue square at the bottom right")
 STEPS, WINDOW = 4, (0, 1, 3)
@@ -92,6 +93,7 @@ def run_case(
         checkpoint.mkdir(exist_ok=True)
         trainer.save(checkpoint)
     result = {"metrics": metrics, "gradient": dict(gradient), "weights": full_weights(trainer)}
+    result["published"] = {} if bucket is None else {meta.name: tensor.clone() for meta, tensor in unpack(bucket)}
     trainer.shutdown()
     return result
 

@@ -28,6 +28,13 @@ def test_two_ranks_equal_one(tiny_sd3_dir: Path, tmp_path: Path) -> None:
             "updates": True,
         },
     }
+    lora: dict[str, Any] = {"use_lora": True, "lora_rank": 3, "lora_alpha": 6, "optimizer": "sgd", "lr": 0.1}
+    cases["lora"] = {
+        "pairs": pairs[:5],
+        "settings": lora | {"ref_mode": "lora_base", "diffusion_kl_beta": 0.1},
+        "layout": {"num_steps": 2, "micro_batch_size": 4},
+        "updates": True,
+    }
     samples = roll_out(tiny_sd3_dir, sde_type="ode")
     noised = samples_to_noised_rows(
         samples,
@@ -43,9 +50,11 @@ def test_two_ranks_equal_one(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     }
     mp.spawn(rank_main, (2, tiny_sd3_dir, cases, tmp_path), nprocs=2)
     found = [torch.load(tmp_path / f"results.{rank}.pt", weights_only=False) for rank in (0, 1)]
+    published: dict[str, dict[str, torch.Tensor]] = {}
     for name, case in cases.items():
         one = run_case(tiny_sd3_dir, case, tmp_path)
         two = found[0][name]
+        published[name] = one["published"]
         assert found[1][name]["metrics"] == two["metrics"]
         assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-3, abs=1e-5)
         assert two["gradient"].keys() == one["gradient"].keys()
@@ -55,6 +64,9 @@ def test_two_ranks_equal_one(tiny_sd3_dir: Path, tmp_path: Path) -> None:
             # AdamW's first steps follow the sign of gradients, some of which are zero up to rounding.
             close = (two["weights"][parameter] - weight).abs() < 1e-5
             assert close.float().mean() > 0.98
+        assert two["published"].keys() == one["published"].keys()
+    for parameter, weight in found[0]["lora"]["published"].items():  # SGD's steps don't follow the sign of rounding
+        torch.testing.assert_close(weight, published["lora"][parameter], rtol=0, atol=1e-6)
     loaded = start(tiny_sd3_dir)
     loaded.load(tmp_path / "checkpoint.2")
     for parameter, weight in full_weights(loaded).items():

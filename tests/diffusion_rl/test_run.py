@@ -127,7 +127,7 @@ def test_a_run_and_the_same_run_resumed(config: TrainConfig, tiny_sd3_dir: Path,
         torch.testing.assert_close(weight, trained[name], rtol=0, atol=0)
 
 
-def test_a_run_of_nft(config: TrainConfig, tiny_sd3_dir: Path) -> None:
+def test_a_run_of_nft_with_lora(config: TrainConfig) -> None:
     """Images come along the ODE; the engines get the average, and that is what the trainer compares with."""
     sampling: dict[str, Any] = {"diffusion_sde_type": "ode", "diffusion_step_strategy_path": None}
     algorithm = {
@@ -138,14 +138,17 @@ def test_a_run_of_nft(config: TrainConfig, tiny_sd3_dir: Path) -> None:
     }
     tracking = {"use_wandb": True, "wandb_mode": "offline", "use_tensorboard": True}
     media = {"wandb_log_num_images": 5, "wandb_log_image_interval": 2}
-    groups: dict[str, Any] = {"sampling": sampling, "algorithm": algorithm, "tracking": tracking, "media": media}
-    result = train(changed(config, run={"run_name": "nft"}, **groups))
+    lora = {"use_lora": True, "lora_rank": 4}
+    groups: dict[str, Any] = {"sampling": sampling, "algorithm": algorithm, "lora": lora}
+    result = train(changed(config, run={"run_name": "nft"}, tracking=tracking, media=media, **groups))
     metrics = {row["step"]: row for row in rows(result.metrics_path)}
     assert metrics[0]["train/old_velocity_distance"] == 0.0
     assert metrics[0]["train/nft_loss"] > 0
     assert metrics[1]["train/grad_norm"] > 0
     assert metrics[1]["train/ema_decay"] == pytest.approx(0.002)
     check_pictures(result.directory)
+    assert result.hf is not None
+    assert (result.hf / "lora" / "pytorch_lora_weights.safetensors").is_file()
 
 
 def check_pictures(directory: Path) -> None:
@@ -207,6 +210,8 @@ def test_a_run_through_ray(config: TrainConfig) -> None:
         ({"batch": {"micro_batch_size_tstep": None}}, "go together"),
         ({"batch": {"global_batch_size": 6}}, "no multiple of --global-batch-size 6"),
         ({"algorithm": {"diffusion_kl_beta": 0.1, "ref_mode": "none"}}, "--ref-mode none"),
+        ({"algorithm": {"ref_mode": "lora_base"}}, "needs --use-lora"),
+        ({"lora": {"use_lora": True, "lora_target_modules": ["attn.q"]}}, "--lora-target-modules attn.q: no linear"),
         ({"algorithm": {"loss_type": "nft"}}, "needs --use-ema --rollout-weights ema"),
         ({"debug": {"save_debug_rollout_data": "x{rollout_id}"}}, "can't hold images"),
     ],

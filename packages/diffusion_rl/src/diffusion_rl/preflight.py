@@ -14,7 +14,7 @@ from diffusion_rl.algorithms.step_strategies import STEP_STRATEGIES, check_strat
 from diffusion_rl.config import HooksConfig, TrainConfig, hook_args
 from diffusion_rl.generation import GENERATE_HOOK
 from diffusion_rl.models.family import ModelFamily
-from diffusion_rl.models.loading import check_size
+from diffusion_rl.models.loading import check_size, meta_component
 from diffusion_rl.models.registry import check_checkpoint, check_task, own_family, resolve_family
 from diffusion_rl.sample import Sample
 from diffusion_rl.scoring import row_check
@@ -25,6 +25,7 @@ from shared_runtime.data.prompts import PromptDataset, PromptRow
 from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
 from shared_runtime.rollout.recording import check_recording
 from shared_runtime.rollout.scoring import GROUP_REWARD_HOOK
+from shared_runtime.training.lora import matched_layers
 from shared_runtime.workers import layout_of
 
 STRATEGY_HOOK = HookSpec(("args", "sample", "num_steps", "seed"))
@@ -72,6 +73,8 @@ def preflight(config: TrainConfig) -> Prepared:
         size = (sampling.diffusion_height, sampling.diffusion_width)
         problems.collect(lambda: check_task(family, config.model.diffusion_task))
         problems.collect(lambda: check_size(str(config.model.hf_checkpoint), family, *size))
+        if config.lora.use_lora:
+            problems.collect(lambda: _check_lora_targets(config, family))
     problems.collect(lambda: _check_load(config))
     problems.collect(lambda: layout_of(config.cluster, config.debug, config.reward_pool))
     nft, supervised = config.algorithm.loss_type == "nft", config.algorithm.loss_type == "sft_loss"
@@ -130,6 +133,11 @@ def _check_model(config: TrainConfig) -> ModelFamily:
             ]
         )
     return family
+
+
+def _check_lora_targets(config: TrainConfig, family: ModelFamily) -> None:
+    model = meta_component(str(config.model.hf_checkpoint), family, config.model.update_weight_target_module)
+    matched_layers(model, config.lora.lora_target_modules or family.lora_target_modules)
 
 
 def _check_load(config: TrainConfig) -> None:

@@ -3,6 +3,7 @@
 from diffusion_rl.config.algorithm import AlgorithmConfig
 from diffusion_rl.config.checks import resolve
 from diffusion_rl.config.hooks import HooksConfig
+from diffusion_rl.config.lora import LoraConfig
 from diffusion_rl.config.model import DiffusionFsdpConfig, ModelConfig
 from diffusion_rl.config.reward_options import RewardOptionsConfig
 from diffusion_rl.config.rollout import DiffusionBatchConfig, EvalConfig, MediaConfig, RewardConfig, SamplingConfig
@@ -14,6 +15,7 @@ __all__ = [
     "DiffusionFsdpConfig",
     "EvalConfig",
     "HooksConfig",
+    "LoraConfig",
     "MediaConfig",
     "ModelConfig",
     "RewardConfig",

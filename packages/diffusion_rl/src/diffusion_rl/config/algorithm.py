@@ -49,8 +49,9 @@ class AlgorithmConfig:
     """Optimizer steps of the flat period."""
     diffusion_kl_beta: float = 0.0
     """Weight of the divergence from the reference."""
-    ref_mode: Literal["none", "ref"] | None = None
-    """The reference: none, or --ref-load. Unset: ref with --diffusion-kl-beta, else none."""
+    ref_mode: Literal["none", "lora_base", "ref"] | None = None
+    """The reference: none, the model without its adapters, or --ref-load. Unset: none without --diffusion-kl-beta,
+    with it lora_base under --use-lora, else ref."""
     fsdp_flow_shift: float = 3.0
     """Shift of the noise levels that flow matching draws."""
     check_for_nan_in_loss_and_grad: bool = True

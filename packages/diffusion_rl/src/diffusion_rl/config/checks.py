@@ -19,7 +19,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
     """
     problems = Problems()
     algorithm = config.algorithm
-    ref_mode = algorithm.ref_mode or ("ref" if algorithm.diffusion_kl_beta > 0 else "none")
+    own_base = "lora_base" if config.lora.use_lora else "ref"
+    ref_mode = algorithm.ref_mode or (own_base if algorithm.diffusion_kl_beta > 0 else "none")
     config = dataclasses.replace(
         config,
         batch=resolve_batch(config.batch, problems),
@@ -39,6 +40,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     _check_sampling(config, problems)
     _check_evaluation(config, problems)
     _check_algorithm(config, problems)
+    _check_lora(config, problems)
     problems.raise_if_any()
     return config
 
@@ -209,5 +211,14 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     )
     if algorithm.diffusion_kl_beta > 0 and algorithm.ref_mode == "none":
         problems.add(f"--diffusion-kl-beta {algorithm.diffusion_kl_beta} has no effect with --ref-mode none")
-    if config.model.ref_load is not None and algorithm.ref_mode == "none":
+    if config.model.ref_load is not None and algorithm.ref_mode != "ref":
         problems.add("--ref-load is read only with --ref-mode ref")
+
+
+def _check_lora(config: TrainConfig, problems: Problems) -> None:
+    lora = config.lora
+    problems.positive(lora_rank=lora.lora_rank, lora_alpha=lora.lora_alpha)
+    if not lora.use_lora and lora.lora_target_modules:
+        problems.add("--lora-target-modules has no effect without --use-lora")
+    if not lora.use_lora and config.algorithm.ref_mode == "lora_base":
+        problems.add("--ref-mode lora_base is the model without its adapters: it needs --use-lora")

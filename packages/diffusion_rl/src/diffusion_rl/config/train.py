@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from diffusion_rl.config.algorithm import AlgorithmConfig
 from diffusion_rl.config.hooks import HooksConfig
+from diffusion_rl.config.lora import LoraConfig
 from diffusion_rl.config.model import DiffusionFsdpConfig, ModelConfig
 from diffusion_rl.config.reward_options import RewardOptionsConfig
 from diffusion_rl.config.rollout import DiffusionBatchConfig, EvalConfig, MediaConfig, RewardConfig, SamplingConfig
@@ -38,6 +39,7 @@ class TrainConfig:
     reward_options: RewardOptionsConfig = field(default_factory=RewardOptionsConfig)
     reward_pool: RewardPoolConfig = field(default_factory=RewardPoolConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(weight_decay=0.0, adam_beta2=0.999))
     fsdp: DiffusionFsdpConfig = field(default_factory=DiffusionFsdpConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -59,13 +59,13 @@ class FsdpTrainerBase(Generic[Settings]):
         """The sharded model that trains, and the frozen reference where there is one."""
         raise NotImplementedError
 
-    def published_tensors(self) -> Mapping[str, Tensor]:
+    def published_tensors(self) -> weights.Tensors:
         """What engines get, by published name."""
-        return weights.model_tensors(self.model)
+        return self.checkpoint_tensors()
 
     def checkpoint_tensors(self) -> Mapping[str, Tensor]:
         """The weights as they train, by name."""
-        return self.published_tensors()
+        return weights.model_tensors(self.model)
 
     def extra_state(self) -> dict[str, Mapping[str, Tensor]]:
         """Tensors that a checkpoint holds besides weights, optimizer and schedule, by group and name."""

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shared_runtime.training.lora import LoraWeight
 from shared_runtime.weight_sync.bucket import Bucket, TensorMeta, pack, tensor_meta
 from shared_runtime.weight_sync.checksum import tensor_checksums
 
-Tensors = Mapping[str, Tensor]
+Tensors = Mapping[str, Tensor | LoraWeight]
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -24,7 +25,8 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def weight_metadata(tensors: Tensors, dtype: torch.dtype) -> list[TensorMeta]:
     """What :func:`export_bucket` can give, in order."""
-    return [tensor_meta(name, t, _published_dtype(t, dtype)) for name, t in tensors.items()]
+    shaped = {name: t.base if isinstance(t, LoraWeight) else t for name, t in tensors.items()}
+    return [tensor_meta(name, t, _published_dtype(t, dtype)) for name, t in shaped.items()]
 
 
 def export_bucket(
@@ -62,7 +64,8 @@ def gather_tensors(
     if unknown:
         raise KeyError(f"the model has no tensors named {', '.join(unknown)}")
     for name in names:
-        tensor = tensors[name]
+        entry = tensors[name]
+        tensor = entry.merged() if isinstance(entry, LoraWeight) else entry
         # Casting the shard first halves what travels for bf16.
         tensor = tensor.detach().to(_published_dtype(tensor, dtype))
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

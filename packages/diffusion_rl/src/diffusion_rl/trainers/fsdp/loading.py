@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
@@ -23,6 +24,7 @@ def load_transformer(
     gradient_checkpointing: bool = False,
     cpu_offload: bool = False,
     trainable: bool = True,
+    adapt: Callable[[nn.Module], None] | None = None,
 ) -> nn.Module:
     """Read a component on rank 0 and spread its shards over the ranks; the other ranks read only its config.
 
@@ -35,6 +37,7 @@ def load_transformer(
         gradient_checkpointing: Recompute activations in the backward pass.
         cpu_offload: Keep shards on the host.
         trainable: `False` freezes it.
+        adapt: Called with the whole model before it is sharded, to freeze parts of it or give it adapters.
 
     Raises:
         FamilyError: If the checkpoint is not of this family, or has no such component.
@@ -48,6 +51,8 @@ def load_transformer(
     disable_dropout(model)
     model.train(trainable)
     model.requires_grad_(trainable)
+    if adapt is not None:
+        adapt(model)
     if gradient_checkpointing and trainable:
         model.enable_gradient_checkpointing()  # type: ignore[operator]
     return spread_model(

@@ -100,17 +100,17 @@ class RolloutPass:
         trainer = self.trainer
         batch = self._pictures(rows)
         batch.old_velocity = old
-        if trainer.reference is not None:
-            with torch.no_grad():
-                batch.ref_velocity = self._velocity(trainer.reference, batch)
+        if self.settings.ref_mode != "none":
+            with torch.no_grad(), trainer.reference_model() as reference:
+                batch.ref_velocity = self._velocity(reference, batch)
         return nft_loss_of(batch, self._velocity(trainer.model, batch), self.settings, global_pairs=global_pairs)
 
     def _policy_loss(self, rows: list[Any], global_pairs: int, *, first: bool) -> LossOutput:
         trainer, settings = self.trainer, self.settings
         batch = collate_pairs(rows, trainer.family, trainer.context.device)
-        if trainer.reference is not None:
-            with torch.no_grad():
-                batch.ref_means = step_of(batch, self._velocity(trainer.reference, batch), settings).mean
+        if settings.ref_mode != "none":
+            with torch.no_grad(), trainer.reference_model() as reference:
+                batch.ref_means = step_of(batch, self._velocity(reference, batch), settings).mean
         velocity = self._velocity(trainer.model, batch)
         loss = custom_loss if settings.loss_type == "custom_loss" else policy_loss
         result = loss(batch, velocity, settings, global_pairs=global_pairs)

@@ -34,6 +34,18 @@ class FsdpTrainerSettings(FsdpSettings):
     adam_beta2: float = 0.999
     """Second moment's decay."""
 
+    # Adapters
+    use_lora: bool = False
+    """Train low-rank adapters; the model itself is frozen."""
+    lora_rank: int = 64
+    """Rank of the adapters."""
+    lora_alpha: int = 64
+    """Adapters count alpha / rank times."""
+    lora_target_modules: tuple[str, ...] = ()
+    """Ends of the names of adapted layers. Unset: the family's."""
+    lora_init_weights: Literal["gaussian", "kaiming-uniform"] = "gaussian"
+    """Start of the adapters' first matrix."""
+
     # What was sampled
     diffusion_height: int = 512
     """Pixels."""
@@ -83,8 +95,8 @@ class FsdpTrainerSettings(FsdpSettings):
     """Its ceiling."""
     ema_decay_flat_steps: int = 0
     """Optimizer steps of the flat period."""
-    ref_mode: Literal["none", "ref"] = "none"
-    """Whether a frozen reference is loaded."""
+    ref_mode: Literal["none", "lora_base", "ref"] = "none"
+    """The reference: none, this model without its adapters, or a frozen one that is loaded."""
     fsdp_flow_shift: float = 3.0
     """Shift of the noise levels of supervised training."""
     debug_skip_optimizer_step: bool = False
@@ -99,6 +111,8 @@ class FsdpTrainerSettings(FsdpSettings):
         super().check()
         if self.diffusion_kl_beta > 0 and self.ref_mode == "none":
             raise ValueError(f"diffusion_kl_beta {self.diffusion_kl_beta} has no effect with ref_mode none")
+        if self.ref_mode == "lora_base" and not self.use_lora:
+            raise ValueError("ref_mode lora_base needs use_lora")
         if (self.loss_type == "nft" or self.rollout_weights == "ema") and not self.use_ema:
             raise ValueError("loss_type nft and rollout_weights ema need use_ema")
         if (self.loss_type == "custom_loss") != (self.custom_loss is not None):

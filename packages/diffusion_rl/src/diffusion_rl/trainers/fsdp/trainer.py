@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from diffusion_rl.trainers.fsdp.ema import WeightAverage
 from diffusion_rl.trainers.fsdp.loading import load_transformer
 from diffusion_rl.trainers.fsdp.rollout_pass import RolloutPass
 from diffusion_rl.trainers.fsdp.settings import FsdpTrainerSettings
-from diffusion_rl.trainers.fsdp.weights import save_pipeline
+from diffusion_rl.trainers.fsdp.weights import save_adapters, save_pipeline
 from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
 from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
+from shared_runtime.training.lora import adapter_tensors, adapters_disabled, add_adapters, merged_tensors
 from shared_runtime.training.plan import StepPlan
+from shared_runtime.training.weights import Tensors
 
 
 class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
@@ -68,14 +71,31 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         return metrics
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """The component's parameters; its buffers never change."""
-        return dict(self.model.named_parameters())
+        """The component's parameters, with LoRA the adapters only; buffers never change."""
+        parameters = dict(self.model.named_parameters())
+        return adapter_tensors(parameters) if self.settings.use_lora else parameters
 
-    def published_tensors(self) -> dict[str, Tensor]:
-        """The same, or their moving averages with `rollout_weights` ema."""
+    def published_tensors(self) -> Tensors:
+        """The component's parameters, adapters merged in; moving averages with `rollout_weights` ema."""
+        tensors = self._policy_tensors()
+        if not self.settings.use_lora:
+            return tensors
+        return merged_tensors(tensors, self.settings.lora_alpha / self.settings.lora_rank)
+
+    def _policy_tensors(self) -> dict[str, Tensor]:
+        parameters = dict(self.model.named_parameters())
         if self.ema is not None and self.settings.rollout_weights == "ema":
-            return self.checkpoint_tensors() | self.ema.averages
-        return self.checkpoint_tensors()
+            return parameters | self.ema.averages
+        return parameters
+
+    @contextlib.contextmanager
+    def reference_model(self) -> Iterator[Any]:
+        """The reference: a model of its own, or with `ref_mode` lora_base this one without its adapters."""
+        if self.settings.ref_mode == "lora_base":
+            with adapters_disabled(self.model):
+                yield self.model
+        else:
+            yield self.reference
 
     def extra_state(self) -> dict[str, Mapping[str, Tensor]]:
         """The moving averages; their decay follows the schedule's step."""
@@ -115,7 +135,10 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         return self.family.forward_arguments(s.diffusion_height, s.diffusion_width, batch_size, self.vae_scale_factor)
 
     def save_hf(self, directory: Path) -> None:
-        """Write a diffusers directory with the trained component; a sleeping trainer wakes up for it."""
+        """Write a diffusers directory with the trained component, adapters merged in; a sleeping trainer wakes up.
+
+        With LoRA, `lora/` in it has the adapters alone, for `load_lora_weights` of the original pipeline.
+        """
         s = self.settings
         with self.lease.awake():
             save_pipeline(
@@ -127,6 +150,17 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
                 self.publish_dtype,
                 keep=self.rank == 0,
             )
+            if s.use_lora:
+                save_adapters(
+                    self._policy_tensors(),
+                    self.family,
+                    s.update_weight_target_module,
+                    directory / "lora",
+                    rank=s.lora_rank,
+                    alpha=s.lora_alpha,
+                    target_modules=self.lora_target_modules,
+                    keep=self.rank == 0,
+                )
 
     def _load_models(self) -> tuple[nn.Module, nn.Module | None]:
         s = self.settings
@@ -144,4 +178,21 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
             gradient_checkpointing=self.settings.gradient_checkpointing,
             cpu_offload=self.settings.fsdp_cpu_offload,
             trainable=trainable,
+            adapt=self._add_adapters if trainable and self.settings.use_lora else None,
+        )
+
+    @property
+    def lora_target_modules(self) -> tuple[str, ...]:
+        """Ends of the names of adapted layers."""
+        return self.settings.lora_target_modules or self.family.lora_target_modules
+
+    def _add_adapters(self, model: nn.Module) -> None:
+        s = self.settings
+        add_adapters(
+            model,
+            rank=s.lora_rank,
+            alpha=s.lora_alpha,
+            target_modules=self.lora_target_modules,
+            init_weights=s.lora_init_weights,
+            seed=s.seed,
         )

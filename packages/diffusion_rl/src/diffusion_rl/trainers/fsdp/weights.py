@@ -1,21 +1,24 @@
-"""The trained model as a diffusers directory."""
+"""The trained model as a diffusers directory, and its adapters as a file that diffusers loads."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from torch import Tensor
 
-from shared_runtime.training.weights import gather_tensors, unsharded_class
+from diffusion_rl.models.family import ModelFamily
+from shared_runtime.training.lora import adapter_names
+from shared_runtime.training.weights import Tensors, gather_tensors, unsharded_class
 
 
 def save_pipeline(
     model: Any,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     source: Path,
     component: str,
     directory: Path,
@@ -27,7 +30,7 @@ def save_pipeline(
 
     Args:
         model: The sharded component.
-        tensors: Its parameters.
+        tensors: Its parameters by their plain names.
         source: The pipeline's directory, of which everything else is copied.
         component: Its name in there.
         directory: Where to write.
@@ -46,3 +49,39 @@ def save_pipeline(
     if lost.unexpected_keys:
         raise KeyError(f"{type(plain).__name__} has no tensors named {', '.join(lost.unexpected_keys)}")
     plain.save_pretrained(directory / component)
+
+
+def save_adapters(
+    tensors: Mapping[str, Tensor],
+    family: ModelFamily,
+    component: str,
+    directory: Path,
+    *,
+    rank: int,
+    alpha: float,
+    target_modules: Sequence[str],
+    keep: bool,
+) -> None:
+    """Write the adapters as `pipeline.load_lora_weights(directory)` reads them; rank 0 (`keep`) writes.
+
+    Args:
+        tensors: All parameters of the adapted component.
+        family: Of the pipeline.
+        component: Which of its modules is adapted.
+        directory: Where to write.
+        rank: r.
+        alpha: The adapters count alpha / r times.
+        target_modules: Ends of the names of adapted layers.
+        keep: Whether this rank writes.
+    """
+    from peft import LoraConfig
+
+    adapters = adapter_names(tensors)
+    state = {name: t.cpu().clone() for name, t in gather_tensors(adapters, tuple(adapters), torch.float32, keep=keep)}
+    if not keep:
+        return
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules)).to_dict()  # type: ignore[arg-type]
+    metadata = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    getattr(diffusers, family.pipeline_classes[0]).save_lora_weights(
+        directory, **{f"{component}_lora_layers": state, f"{component}_lora_adapter_metadata": metadata}
+    )
