@@ -28,9 +28,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def roll_out(model: Path, *, group: int = 3, version: int = 0, **params: Any) -> list[Sample]:
-    """Samples of a real rollout with rewards."""
-    engine = LocalEngine(model, weight_version=version)
+def roll_out(
+    model: Path, *, group: int = 3, version: int = 0, engine: LocalEngine | None = None, **params: Any
+) -> list[Sample]:
+    """Samples of a real rollout with rewards, of an fp32 engine unless one is given."""
+    engine = engine or LocalEngine(model, weight_version=version)
     sampling = SamplingParams(
         **({"num_steps": STEPS, "height": 64, "width": 64, "guidance_scale": 2.0, "debug": True} | params)
     )
@@ -80,7 +82,7 @@ def capture_gradients(trainer: FsdpTrainer) -> dict[str, torch.Tensor]:
 def run_case(
     model: Path, case: dict[str, Any], out: Path, rank: int = 0, world_size: int = 1, init_method: str | None = None
 ) -> dict[str, Any]:
-    """Gradient and metrics of one rollout; with `updates`, weights and a checkpoint after it instead."""
+    """Gradient and metrics of one rollout; with `updates`, a name, weights and a checkpoint after it instead."""
     trainer = start(model, rank, world_size, init_method, clip_grad=0.0, **case.get("settings", {}))
     gradient = {} if case.get("updates") else capture_gradients(trainer)
     plans = plan_pairs(case["pairs"], dp_size=world_size, **({"num_steps": 1} | case.get("layout", {})))
@@ -89,7 +91,7 @@ def run_case(
     bucket = trainer.export_bucket(names, 0)
     assert (bucket is None) == (rank > 0)
     if case.get("updates"):
-        checkpoint = out / f"checkpoint.{world_size}"
+        checkpoint = out / f"{case['updates']}.{world_size}"
         checkpoint.mkdir(exist_ok=True)
         trainer.save(checkpoint)
     result = {"metrics": metrics, "gradient": dict(gradient), "weights": full_weights(trainer)}

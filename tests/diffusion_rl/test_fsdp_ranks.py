@@ -25,7 +25,7 @@ def test_two_ranks_equal_one(tiny_sd3_dir: Path, tmp_path: Path) -> None:
             "pairs": pairs,
             "settings": {"ref_mode": "ref", "diffusion_kl_beta": 0.1},
             "layout": {"num_steps": 2, "micro_batch_size_sample": 3, "micro_batch_size_tstep": 1},
-            "updates": True,
+            "updates": "tiles",
         },
     }
     lora: dict[str, Any] = {"use_lora": True, "lora_rank": 3, "lora_alpha": 6, "optimizer": "sgd", "lr": 0.1}
@@ -33,7 +33,7 @@ def test_two_ranks_equal_one(tiny_sd3_dir: Path, tmp_path: Path) -> None:
         "pairs": pairs[:5],
         "settings": lora | {"ref_mode": "lora_base", "diffusion_kl_beta": 0.1},
         "layout": {"num_steps": 2, "micro_batch_size": 4},
-        "updates": True,
+        "updates": "lora",
     }
     samples = roll_out(tiny_sd3_dir, sde_type="ode")
     noised = samples_to_noised_rows(
@@ -67,8 +67,9 @@ def test_two_ranks_equal_one(tiny_sd3_dir: Path, tmp_path: Path) -> None:
         assert two["published"].keys() == one["published"].keys()
     for parameter, weight in found[0]["lora"]["published"].items():  # SGD's steps don't follow the sign of rounding
         torch.testing.assert_close(weight, published["lora"][parameter], rtol=0, atol=1e-6)
-    loaded = start(tiny_sd3_dir)
-    loaded.load(tmp_path / "checkpoint.2")
-    for parameter, weight in full_weights(loaded).items():
-        assert torch.equal(weight, found[0]["tiles"]["weights"][parameter])
-    loaded.shutdown()
+    for name, settings in (("tiles", {}), ("lora", lora)):
+        loaded = start(tiny_sd3_dir, **settings)
+        loaded.load(tmp_path / f"{name}.2")
+        for parameter, weight in full_weights(loaded).items():
+            assert torch.equal(weight, found[0][name]["weights"][parameter])
+        loaded.shutdown()

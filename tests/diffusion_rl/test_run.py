@@ -212,6 +212,7 @@ def test_a_run_through_ray(config: TrainConfig) -> None:
         ({"algorithm": {"diffusion_kl_beta": 0.1, "ref_mode": "none"}}, "--ref-mode none"),
         ({"algorithm": {"ref_mode": "lora_base"}}, "needs --use-lora"),
         ({"lora": {"use_lora": True, "lora_target_modules": ["attn.q"]}}, "--lora-target-modules attn.q: no linear"),
+        ({"fsdp": {"param_dtype_patterns": ["*.nothing=bf16"]}}, "*.nothing: no parameter has a name like that"),
         ({"algorithm": {"loss_type": "nft"}}, "needs --use-ema --rollout-weights ema"),
         ({"debug": {"save_debug_rollout_data": "x{rollout_id}"}}, "can't hold images"),
     ],

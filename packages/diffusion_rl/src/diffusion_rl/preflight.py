@@ -14,6 +14,7 @@ from diffusion_rl.algorithms.step_strategies import STEP_STRATEGIES, check_strat
 from diffusion_rl.config import HooksConfig, TrainConfig, hook_args
 from diffusion_rl.generation import GENERATE_HOOK
 from diffusion_rl.models.family import ModelFamily
+from diffusion_rl.models.forward import dtype_patterns
 from diffusion_rl.models.loading import check_size, meta_component
 from diffusion_rl.models.registry import check_checkpoint, check_task, own_family, resolve_family
 from diffusion_rl.sample import Sample
@@ -23,6 +24,8 @@ from shared_runtime.config import ConfigError, Problems, with_num_rollout
 from shared_runtime.config.problems import flag
 from shared_runtime.data.prompts import PromptDataset, PromptRow
 from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
+from shared_runtime.precision.overrides import overridden_modules, param_dtypes
+from shared_runtime.precision.policy import torch_dtype
 from shared_runtime.rollout.recording import check_recording
 from shared_runtime.rollout.scoring import GROUP_REWARD_HOOK
 from shared_runtime.training.lora import matched_layers
@@ -73,8 +76,7 @@ def preflight(config: TrainConfig) -> Prepared:
         size = (sampling.diffusion_height, sampling.diffusion_width)
         problems.collect(lambda: check_task(family, config.model.diffusion_task))
         problems.collect(lambda: check_size(str(config.model.hf_checkpoint), family, *size))
-        if config.lora.use_lora:
-            problems.collect(lambda: _check_lora_targets(config, family))
+        problems.collect(lambda: _check_names(config, family))
     problems.collect(lambda: _check_load(config))
     problems.collect(lambda: layout_of(config.cluster, config.debug, config.reward_pool))
     nft, supervised = config.algorithm.loss_type == "nft", config.algorithm.loss_type == "sft_loss"
@@ -135,9 +137,14 @@ def _check_model(config: TrainConfig) -> ModelFamily:
     return family
 
 
-def _check_lora_targets(config: TrainConfig, family: ModelFamily) -> None:
+def _check_names(config: TrainConfig, family: ModelFamily) -> None:
+    """Layers and parameters that are named must be there."""
     model = meta_component(str(config.model.hf_checkpoint), family, config.model.update_weight_target_module)
-    matched_layers(model, config.lora.lora_target_modules or family.lora_target_modules)
+    patterns = dtype_patterns(family, config.fsdp.param_dtype_patterns)
+    compute = torch_dtype(config.fsdp.diffusion_forward_dtype)
+    overridden_modules(model, param_dtypes([name for name, _ in model.named_parameters()], patterns, compute))
+    if config.lora.use_lora:
+        matched_layers(model, config.lora.lora_target_modules or family.lora_target_modules)
 
 
 def _check_load(config: TrainConfig) -> None:

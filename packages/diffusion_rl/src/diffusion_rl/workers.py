@@ -46,6 +46,7 @@ def engine_kwargs(config: TrainConfig, family: ModelFamily) -> dict[str, Any]:
         "model_dir": config.model.hf_checkpoint,
         "family": family,
         "dtype": config.fsdp.diffusion_forward_dtype,
+        "param_dtype_patterns": config.fsdp.param_dtype_patterns,
         "train_components": (config.model.update_weight_target_module,),
     }
 

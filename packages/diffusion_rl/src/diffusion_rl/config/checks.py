@@ -19,8 +19,9 @@ def resolve(config: TrainConfig) -> TrainConfig:
     """
     problems = Problems()
     algorithm = config.algorithm
-    own_base = "lora_base" if config.lora.use_lora else "ref"
-    ref_mode = algorithm.ref_mode or (own_base if algorithm.diffusion_kl_beta > 0 else "none")
+    ref_mode = algorithm.ref_mode
+    if ref_mode is None:
+        ref_mode = "none" if algorithm.diffusion_kl_beta <= 0 else "lora_base" if config.lora.use_lora else "ref"
     config = dataclasses.replace(
         config,
         batch=resolve_batch(config.batch, problems),

@@ -51,3 +51,6 @@ class DiffusionFsdpConfig:
     """Gradient reduce-scatter."""
     diffusion_forward_dtype: Literal["bf16", "fp32"] = "bf16"
     """The transformer's forward, in trainer and local engine."""
+    param_dtype_patterns: tuple[str, ...] = ()
+    """Parameters that compute in a dtype of their own, in trainer and local engine, as `pattern=dtype`, such as
+    *.norm_q.*=fp32; a later pattern overrides an earlier one, and these the family's."""

@@ -14,11 +14,12 @@ from torch import Tensor
 from diffusion_rl.algorithms.step_dynamics import STEP_DYNAMICS, step_dynamics
 from diffusion_rl.engines.denoise import Denoised, denoise, draw_noise, step_noise_drawer
 from diffusion_rl.models.family import ModelFamily, Schedule
-from diffusion_rl.models.forward import predict_velocity
+from diffusion_rl.models.forward import dtype_patterns, predict_velocity
 from diffusion_rl.models.loading import load_pipeline
 from diffusion_rl.models.registry import resolve_family
 from diffusion_rl.sample import EncodedPicture, GenerateOutput, GenerateRequest, Trajectory
 from shared_runtime.engines.in_process import InProcessEngine
+from shared_runtime.precision.overrides import cast_parameters
 from shared_runtime.precision.policy import dtype_name, torch_dtype
 
 MAX_CACHED_PROMPTS = 256
@@ -47,6 +48,7 @@ class LocalEngine(InProcessEngine):
         device: str = "cpu",
         generator_device: str = "cpu",
         train_components: tuple[str, ...] | None = None,
+        param_dtype_patterns: Sequence[str] = (),
         weight_version: int = 0,
     ) -> None:
         """Load the pipeline.
@@ -59,22 +61,28 @@ class LocalEngine(InProcessEngine):
             device: Where it computes.
             generator_device: Where noise is drawn; the same device gives the same noise.
             train_components: The modules that updates overwrite, default the family's.
+            param_dtype_patterns: `pattern=dtype`: parameters with a dtype of their own, after the family's.
             weight_version: Version of the weights in `model_dir`.
 
         Raises:
             FamilyError: If the family is not known, or the directory is not a complete pipeline of it.
+            DtypeOverrideError: If a pattern matches no parameter.
         """
         self.family = resolve_family(str(model_dir), family)
         self.train_components = train_components or self.family.train_components
         self.forward_dtype = torch_dtype(dtype)
         self.device, self.generator_device = torch.device(device), generator_device
+        patterns = dtype_patterns(self.family, param_dtype_patterns)
         self.pipeline = load_pipeline(
             str(model_dir),
             self.family,
             device=device,
             dtype=torch_dtype(encoder_dtype),
-            component_dtypes=dict.fromkeys(self.train_components, self.forward_dtype),
+            component_dtypes=dict.fromkeys(self.train_components, torch.float32),
         )
+        for component in self.train_components:
+            # Not their buffers, such as position tables: the trainer has those in float32 too.
+            cast_parameters(getattr(self.pipeline, component), patterns, self.forward_dtype)
         self.scale_factor = self.family.vae_scale_factor(self.pipeline.vae.config)
         self._encoded: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
         self._start_receiving(weight_version)

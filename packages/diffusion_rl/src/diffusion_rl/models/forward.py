@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffusion_rl.models.family import Guidance, ModelFamily, TensorConditions
+from shared_runtime.precision.overrides import parse_patterns
 from shared_runtime.precision.policy import torch_dtype
 
 
@@ -23,6 +24,15 @@ def cast_input(value: Tensor, policy: str | None, forward_dtype: torch.dtype) ->
     if policy is None or not value.is_floating_point():
         return value
     return value.to(forward_dtype if policy == "default" else torch_dtype(policy))
+
+
+def dtype_patterns(family: ModelFamily, words: Iterable[str]) -> list[tuple[str, str]]:
+    """The family's per-parameter dtypes, then those of `--param-dtype-patterns`, in the order in which they apply.
+
+    Raises:
+        DtypeOverrideError: For a word that isn't `pattern=dtype`.
+    """
+    return [*family.param_dtype_patterns.items(), *parse_patterns(words)]
 
 
 def predict_velocity(

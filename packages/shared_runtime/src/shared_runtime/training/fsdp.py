@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -46,16 +47,21 @@ def shard_model(
     blocks: Sequence[nn.Module],
     cpu_offload: bool = False,
     cast_forward_inputs: bool = True,
+    overrides: Mapping[nn.Module, torch.dtype] | None = None,
 ) -> nn.Module:
     """Shard each block, then what remains at the root, in place. Gradients are summed over ranks, not averaged.
 
     The losses hold global denominators already, so a sum is the gradient of the whole batch, however unequal the
-    ranks' shares are. `cast_forward_inputs` casts what a module is called with to the compute dtype.
+    ranks' shares are. `cast_forward_inputs` casts what a module is called with to the compute dtype. The modules of
+    `overrides` are sharded by themselves, and compute in their own dtype.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=precision.compute, reduce_dtype=precision.reduce, cast_forward_inputs=cast_forward_inputs
     )
     offload = CPUOffloadPolicy(pin_memory=context.device.type == "cuda") if cpu_offload else OffloadPolicy()
+    for owner, dtype in (overrides or {}).items():
+        own = replace(policy, param_dtype=dtype)
+        fully_shard(owner, mesh=context.fsdp_mesh, mp_policy=own, offload_policy=offload)
     for block in blocks:
         fully_shard(block, mesh=context.fsdp_mesh, mp_policy=policy, offload_policy=offload)
     fully_shard(module, mesh=context.fsdp_mesh, mp_policy=policy, offload_policy=offload)
@@ -73,11 +79,18 @@ def spread_model(
     blocks: Sequence[nn.Module],
     cpu_offload: bool = False,
     cast_forward_inputs: bool = True,
+    overrides: Mapping[nn.Module, torch.dtype] | None = None,
 ) -> nn.Module:
     """:func:`shard_model` for a module whose weights only rank 0 has read; the others get their shards from it."""
     full = module.state_dict() if context.world_size > 1 and context.rank == 0 else {}
     shard_model(
-        module, context, precision, blocks=blocks, cpu_offload=cpu_offload, cast_forward_inputs=cast_forward_inputs
+        module,
+        context,
+        precision,
+        blocks=blocks,
+        cpu_offload=cpu_offload,
+        cast_forward_inputs=cast_forward_inputs,
+        overrides=overrides,
     )
     if context.world_size > 1:
         spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=cpu_offload)

@@ -49,6 +49,7 @@ class FsdpTrainerBase(Generic[Settings]):
     lease: DeviceLease
     precision: PrecisionPolicy
     publish_dtype: torch.dtype
+    own_dtypes: Mapping[str, torch.dtype] = {}
 
     def __init__(self, settings: Settings, rank: int = 0, world_size: int = 1, init_method: str | None = None) -> None:
         settings.check()
@@ -114,17 +115,21 @@ class FsdpTrainerBase(Generic[Settings]):
 
     def weight_metadata(self) -> list[TensorMeta]:
         """Names, shapes and dtypes of the published weights; tied ones once."""
-        return weights.weight_metadata(self.published_tensors(), self.publish_dtype)
+        return weights.weight_metadata(self.published_tensors(), self._dtypes)
 
     def export_bucket(self, names: tuple[str, ...], index: int) -> Bucket | None:
         """Gather the named tensors; rank 0 returns them as one bucket."""
         self.lease.require_awake("export_bucket")
-        return weights.export_bucket(self.published_tensors(), names, index, self.publish_dtype, keep=self.rank == 0)
+        return weights.export_bucket(self.published_tensors(), names, index, self._dtypes, keep=self.rank == 0)
 
     def weight_checksums(self) -> dict[str, str] | None:
         """SHA-256 of every published tensor; rank 0 returns it."""
         self.lease.require_awake("weight_checksums")
-        return weights.weight_checksums(self.published_tensors(), self.publish_dtype, keep=self.rank == 0)
+        return weights.weight_checksums(self.published_tensors(), self._dtypes, keep=self.rank == 0)
+
+    @property
+    def _dtypes(self) -> weights.PublishDtypes:
+        return weights.PublishDtypes(self.publish_dtype, self.own_dtypes)
 
     def save(self, directory: Path) -> None:
         """Write this rank's part of a sharded checkpoint: weights, optimizer, schedule, RNG. Works asleep too."""

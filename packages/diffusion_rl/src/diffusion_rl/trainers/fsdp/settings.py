@@ -29,6 +29,8 @@ class FsdpTrainerSettings(FsdpSettings):
     """Dtype of forward and backward."""
     publish_dtype: Dtype | None = None
     """Dtype of published weights. Unset: `diffusion_forward_dtype`."""
+    param_dtype_patterns: tuple[str, ...] = ()
+    """`pattern=dtype`: parameters that compute in a dtype of their own, after the family's."""
     weight_decay: float = 0.0
     """Decoupled; biases and norms are left out."""
     adam_beta2: float = 0.999

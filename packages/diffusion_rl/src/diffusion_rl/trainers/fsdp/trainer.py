@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_rl.algorithms.ema import ema_decay
+from diffusion_rl.models.forward import dtype_patterns
 from diffusion_rl.models.loading import component_config
 from diffusion_rl.models.registry import resolve_family
 from diffusion_rl.trainers.fsdp.ema import WeightAverage
@@ -19,6 +20,7 @@ from diffusion_rl.trainers.fsdp.loading import load_transformer
 from diffusion_rl.trainers.fsdp.rollout_pass import RolloutPass
 from diffusion_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from diffusion_rl.trainers.fsdp.weights import save_adapters, save_pipeline
+from shared_runtime.precision.overrides import param_dtypes
 from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
 from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
@@ -50,6 +52,7 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         )
         self.publish_dtype = torch_dtype(settings.publish_dtype or settings.diffusion_forward_dtype)
         self.family = resolve_family(str(settings.hf_checkpoint), settings.diffusion_model_family)
+        self.dtype_patterns = dtype_patterns(self.family, settings.param_dtype_patterns)
         self.guidance = self.family.guidance(settings.diffusion_guidance_scale, settings.diffusion_true_cfg_scale)
 
     def train(self, rollout_id: int, steps: list[StepPlan]) -> dict[str, float]:
@@ -104,6 +107,7 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
     def init(self) -> TrainerInfo:
         """See :class:`FsdpTrainerBase`; the moving average starts as the weights."""
         info = super().init()
+        self.own_dtypes = param_dtypes(self.published_tensors(), self.dtype_patterns, self.publish_dtype)
         self.ema = WeightAverage(self.model) if self.settings.use_ema else None
         return info
 
@@ -178,6 +182,7 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
             gradient_checkpointing=self.settings.gradient_checkpointing,
             cpu_offload=self.settings.fsdp_cpu_offload,
             trainable=trainable,
+            param_dtype_patterns=self.dtype_patterns,
             adapt=self._add_adapters if trainable and self.settings.use_lora else None,
         )
 

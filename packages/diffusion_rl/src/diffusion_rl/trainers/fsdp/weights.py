@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffusion_rl.models.family import ModelFamily
 from shared_runtime.training.lora import adapter_names
-from shared_runtime.training.weights import Tensors, gather_tensors, unsharded_class
+from shared_runtime.training.weights import PublishDtypes, Tensors, gather_tensors, unsharded_class
 
 
 def save_pipeline(
@@ -37,7 +37,8 @@ def save_pipeline(
         dtype: Of its weights.
         keep: Whether this rank writes.
     """
-    state = {name: t.cpu().clone() for name, t in gather_tensors(tensors, tuple(tensors), dtype, keep=keep)}
+    gathered = gather_tensors(tensors, tuple(tensors), PublishDtypes(dtype), keep=keep)
+    state = {name: tensor.cpu().clone() for name, tensor in gathered}
     if not keep:
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,8 @@ def save_adapters(
     from peft import LoraConfig
 
     adapters = adapter_names(tensors)
-    state = {name: t.cpu().clone() for name, t in gather_tensors(adapters, tuple(adapters), torch.float32, keep=keep)}
+    gathered = gather_tensors(adapters, tuple(adapters), PublishDtypes(torch.float32), keep=keep)
+    state = {name: tensor.cpu().clone() for name, tensor in gathered}
     if not keep:
         return
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules)).to_dict()  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shared_runtime.training.weights import gather_tensors, model_tensors, unsharded_class
+from shared_runtime.training.weights import PublishDtypes, gather_tensors, model_tensors, unsharded_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,7 +21,8 @@ _COMPANIONS = ("token", "vocab", "merges", "special_", "added_", "chat_template"
 def save_hf(model: PreTrainedModel, source: Path, directory: Path, dtype: torch.dtype, *, keep: bool) -> None:
     """Write config, weights and tokenizer as an ordinary Hugging Face directory; rank 0 (`keep`) writes."""
     tensors = model_tensors(model)
-    state = {name: t.cpu().clone() for name, t in gather_tensors(tensors, tuple(tensors), dtype, keep=keep)}
+    gathered = gather_tensors(tensors, tuple(tensors), PublishDtypes(dtype), keep=keep)
+    state = {name: tensor.cpu().clone() for name, tensor in gathered}
     if not keep:
         return
     directory.mkdir(parents=True, exist_ok=True)
