@@ -43,12 +43,26 @@ class DeadlyActor(ApiRewardActor):
         return response
 
 
+class VisibleDevices(ApiRewardActor):
+    """Scores by the number of GPUs that its process may see; -1 is all of them."""
+
+    def build_request(self, request: RewardRequest) -> Any:
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def send_request(self, payload: Any, name: str) -> Any:
+        return -1.0 if payload is None else float(len([device for device in payload.split(",") if device]))
+
+    def parse_response(self, response: Any) -> float:
+        return response
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
     # Under `uv run`, Ray would start each worker by `uv run` in a copy of the working directory.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV", False)
-        ray.init(include_dashboard=False, num_cpus=4, resources={"slot": 2}, log_to_driver=False)
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as in a run
+        ray.init(include_dashboard=False, num_cpus=4, num_gpus=1, resources={"slot": 2}, log_to_driver=False)
         yield
         ray.shutdown()
 
@@ -146,6 +160,17 @@ def test_a_worker_that_is_killed_is_replaced(math_pool: Any) -> None:
     os.kill(ray.get(first.process_id.remote()), signal.SIGKILL)
     assert math_pool.score([RewardRequest("5", "5")] * 32) == [1.0] * 32
     assert math_pool.actors()[0] is not first
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_worker_sees_the_gpu_it_has_a_share_of_and_no_other(tmp_path: Path, share: float) -> None:
+    """The GPU is only a number of Ray's here: what counts is what CUDA would be told."""
+    config = tmp_path / "devices.yaml"
+    config.write_text(f"actor_class: {VisibleDevices.__module__}.VisibleDevices\nactor_kwargs: {{}}\n")
+    options = {"custom_api": {"config": str(config)}}
+    pool = pool_module.RewardPool("custom_api", num_cpus_per_worker=0.5, num_gpus_per_worker=share, options=options)
+    assert pool.score([RewardRequest(prompt="?")]) == [1.0 if share else 0.0]
+    pool.shutdown()
 
 
 def test_a_batch_that_kills_two_workers_names_its_samples(deadly_pool: Any, fuses: Path) -> None:

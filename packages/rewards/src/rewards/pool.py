@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
 import threading
 from collections.abc import Mapping, Sequence
@@ -241,6 +242,8 @@ class _RewardWorker:
 
     def __init__(self, rm_type: str, options: Mapping[str, Mapping[str, Any]]) -> None:
         self._rm_type, self._options = rm_type, options
+        if not ray.get_gpu_ids():  # Ray may leave a worker without a share the GPUs that others have reserved
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
     def score(self, requests: list[RewardRequest]) -> list[Score]:
         """One score a request."""
@@ -257,8 +260,6 @@ class _RewardWorker:
 
     def process_id(self) -> int:
         """The worker's process."""
-        import os
-
         return os.getpid()
 
 
