@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +17,20 @@ BEFORE, AFTER, GRID = "before", "after", "samples_before_after.png"
 
 
 def save_images(directory: Path, name: str, samples: Sequence[Sample], rewards: Sequence[float]) -> None:
-    """Keep the first images of an evaluation: `<name>.npy`, uint8 (N, H, W, 3), and `<name>.json`."""
+    """Keep an image of each of an evaluation's first prompts: `<name>.npy`, uint8 (N, H, W, 3), and `<name>.json`."""
     directory.mkdir(parents=True, exist_ok=True)
-    chosen = [(s, r) for s, r in zip(samples, rewards, strict=True) if s.generated_output is not None][:MAX_IMAGES]
-    if not chosen:
+    rows: dict[int, dict[str, Any]] = {}
+    pixels = []
+    for sample, reward in zip(samples, rewards, strict=True):
+        image = sample.generated_output
+        if image is None or sample.group_index in rows or len(rows) == MAX_IMAGES:
+            continue
+        rows[sample.group_index] = {"index": sample.index, "prompt": sample.prompt, "reward": reward}
+        pixels.append(to_uint8(image))
+    if not rows:
         return
-    pixels = np.stack([to_uint8(s.generated_output) for s, _ in chosen if s.generated_output is not None])
-    np.save(directory / f"{name}.npy", pixels)
-    rows = [{"index": s.index, "prompt": s.prompt, "reward": r} for s, r in chosen]
-    (directory / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
+    np.save(directory / f"{name}.npy", np.stack(pixels))
+    (directory / f"{name}.json").write_text(json.dumps(list(rows.values())), encoding="utf-8")
 
 
 def logged_images(samples: Sequence[Sample], reward_key: str | None = None) -> list[LoggedImage]:

@@ -46,16 +46,17 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
         model=ModelConfig(hf_checkpoint=model),
         data=DataConfig(prompt_data=str(shapes / "train.jsonl"), rollout_shuffle=True),
         batch=DiffusionBatchConfig(
-            num_rollout=80,
+            num_rollout=70,
             rollout_batch_size=12,
             n_samples_per_prompt=8,
+            num_steps_per_rollout=2,
             micro_batch_size_sample=24,
-            micro_batch_size_tstep=2,
+            micro_batch_size_tstep=4,
             rollout_microgroup_size=8,
         ),
         sampling=SamplingConfig(
             diffusion_num_steps=8,
-            diffusion_num_sde_steps=2,
+            diffusion_num_sde_steps=4,
             diffusion_step_strategy_path="sde_window",
             diffusion_sde_window_range="0,4",
             diffusion_guidance_scale=1.0,
@@ -68,7 +69,7 @@ def tiny_grpo(cache: Path | None = None) -> Preset:
             n_samples_per_eval_prompt=4,
         ),
         reward=RewardConfig(rm_type="shapes"),
-        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, adam_beta2=0.99),
+        optimizer=OptimizerConfig(lr=3e-4, lr_decay_style="linear", weight_decay=0.0, adam_beta2=0.99),
         fsdp=DiffusionFsdpConfig(diffusion_forward_dtype="fp32"),
         checkpoint=CheckpointConfig(save_interval=20),
         media=MediaConfig(wandb_log_num_images=16, wandb_log_image_interval=20),
@@ -92,7 +93,7 @@ def tiny_nft(cache: Path | None = None) -> Preset:
     grpo = tiny_grpo(cache)
     config = dataclasses.replace(
         grpo.config,
-        batch=dataclasses.replace(grpo.config.batch, micro_batch_size_sample=24, micro_batch_size_tstep=2),
+        batch=dataclasses.replace(grpo.config.batch, num_rollout=30),
         sampling=dataclasses.replace(
             grpo.config.sampling,
             diffusion_sde_type="ode",

@@ -24,8 +24,8 @@ IMAGE_SIZE = 64
 RADII = {"small": (0.14, 0.17), "large": (0.22, 0.26)}
 """Half of a shape's box, as a part of the picture's side."""
 
-MARGIN = 0.03
-"""Between a shape and the picture's edge; its centre keeps this distance from the middle lines too."""
+CENTERS = (0.29, 0.37)
+"""How far a shape's centre lies from the two edges that its place names, likewise; the largest still fits."""
 
 FILLER_WORDS = ("a", "at", "the", "picture", "of", "in", "and")
 WORDS: tuple[str, ...] = (*FILLER_WORDS, *(word for values in PROPERTIES.values() for word in values))
@@ -82,8 +82,7 @@ def draw(scene: Scene, rng: random.Random, size: int = IMAGE_SIZE) -> np.ndarray
         (3, size, size), float32 in [0, 1].
     """
     half = rng.uniform(*RADII[scene.size])
-    low, high = half + MARGIN, 0.5 - MARGIN
-    x, y = (rng.uniform(min(low, high), max(low, high)) for _ in range(2))
+    x, y = (rng.uniform(*CENTERS) for _ in range(2))
     center = (x if scene.column == "left" else 1.0 - x, y if scene.row == "top" else 1.0 - y)
     covered = outline(scene.shape, size, center, (half, half))
     ground, paint = (np.asarray(color)[:, None, None] for color in (BACKGROUND, COLORS[scene.color]))

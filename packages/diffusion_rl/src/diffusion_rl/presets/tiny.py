@@ -30,7 +30,8 @@ TEXT_LENGTH = 12
 CLIP_POSITIONS = 77
 CLIP_WIDTH = 32
 T5_WIDTH = 64
-LATENT_CHANNELS = 16
+LATENT_CHANNELS = 4
+"""A quarter of SD3's: five words describe a picture, and fewer latents are learned sooner and drawn cleaner."""
 
 Progress = Callable[[int, float], None]
 """Called with the step and the loss."""
@@ -116,7 +117,7 @@ def build_t5(seed: int) -> T5EncoderModel:
 
 
 def build_vae(seed: int = 0) -> Any:
-    """An autoencoder of 0.27 M parameters, untrained: 64×64 pixels to 8×8 latents of 16 channels."""
+    """An autoencoder of 0.27 M parameters, untrained: 64×64 pixels to 8×8 latents of 4 channels."""
     import torch
     from diffusers import AutoencoderKL
 
@@ -140,7 +141,7 @@ def build_vae(seed: int = 0) -> Any:
 
 
 def build_transformer(seed: int = 0) -> SD3Transformer2DModel:
-    """The transformer, untrained: 3 layers, 4 heads of 32, one token a latent, 1.7 M parameters."""
+    """The transformer, untrained: 3 layers, 4 heads of 32, a token for 2×2 latents, 1.7 M parameters."""
     import torch
     from diffusers import SD3Transformer2DModel
 
@@ -148,7 +149,7 @@ def build_transformer(seed: int = 0) -> SD3Transformer2DModel:
         torch.manual_seed(seed)
         return SD3Transformer2DModel(
             sample_size=IMAGE_SIZE // 8,
-            patch_size=1,
+            patch_size=2,
             in_channels=LATENT_CHANNELS,
             out_channels=LATENT_CHANNELS,
             num_layers=3,
@@ -172,10 +173,10 @@ def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
 def pretrain_vae(
     vae: Any,
     *,
-    num_steps: int = 400,
+    num_steps: int = 600,
     batch_size: int = 8,
     lr: float = 2e-3,
-    kl_weight: float = 1e-4,
+    kl_weight: float = 1e-5,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> float:
@@ -240,7 +241,7 @@ def write_pipeline(
     directory: Path,
     *,
     seed: int = 0,
-    vae_steps: int = 400,
+    vae_steps: int = 600,
     transformer: SD3Transformer2DModel | None = None,
     progress: Progress | None = None,
 ) -> Path:

@@ -33,12 +33,12 @@ Report = Callable[[str], None]
 def warm_up(
     directory: Path,
     *,
-    vae_steps: int = 400,
-    num_steps: int = 800,
-    batch_size: int = 64,
+    vae_steps: int = 600,
+    num_steps: int = 1600,
+    batch_size: int = 32,
     num_pictures: int = 4096,
     wrong_words: float = 0.3,
-    lr: float = 1e-3,
+    lr: float = 2e-3,
     seed: int = 0,
     report: Report | None = None,
 ) -> float:
