@@ -193,7 +193,7 @@ def test_a_run_through_ray(config: TrainConfig) -> None:
         ({"sampling": {"diffusion_sde_type": "ode"}}, "ode has no log-probs"),
         ({"sampling": {"diffusion_sde_window_range": "0,9"}}, "--diffusion-num-steps 4"),
         ({"sampling": {"diffusion_sde_window_range": "0-3"}}, "whole numbers with commas"),
-        ({"sampling": {"diffusion_height": 60}}, "--diffusion-height 60 must be a multiple of 8"),
+        ({"sampling": {"diffusion_height": 60}}, "--diffusion-height 60 must be a multiple of 16"),
         ({"sampling": {"diffusion_noise_level": 0.0}}, "--diffusion-noise-level"),
         ({"model": {"diffusion_task": "t2v"}}, "--diffusion-task 't2v'"),
         ({"model": {"diffusion_model_family": "flux"}}, "Known families"),

@@ -227,7 +227,7 @@ def test_requests_that_make_no_sense_list_every_problem(engine: LocalEngine) -> 
     bad = replace(change(REQUEST, height=60, sde_type="ddpm"), sde_steps=(1, 4), return_steps=(4, 5), sample_ids=(1,))
     with pytest.raises(RequestError) as caught:
         engine.generate([REQUEST, bad])
-    for part in ("'r0'", "60x64 pixels", "multiple of 8", "3 outputs for 1 sample ids", "'ddpm'", "sde_steps [4]"):
+    for part in ("'r0'", "60x64 pixels", "multiple of 16", "3 outputs for 1 sample ids", "'ddpm'", "sde_steps [4]"):
         assert part in str(caught.value)
     assert "return_steps [5] lie outside 0..4" in str(caught.value)
 

@@ -123,7 +123,7 @@ def test_guidance_without_negative_conditions_is_an_error(tiny_sd3: Any) -> None
         predict_velocity(
             family,
             tiny_sd3.transformer,
-            torch.zeros(1, 16, 8, 8),
+            torch.zeros(1, 4, 8, 8),
             torch.tensor([500.0]),
             conditions,
             None,

@@ -89,7 +89,7 @@ def test_bad_checkpoints(tiny_sd3_dir: Path, tmp_path: Path) -> None:
 
 def test_sizes_that_the_vae_cannot_divide(tiny_sd3_dir: Path) -> None:
     check_size(str(tiny_sd3_dir), get_family("sd3"), 64, 128)
-    with pytest.raises(ValueError, match="--diffusion-width 60 must be a multiple of 8 for this checkpoint: 56 or 64"):
+    with pytest.raises(ValueError, match="--diffusion-width 60 must be a multiple of 16 for this checkpoint: 48 or 64"):
         check_size(str(tiny_sd3_dir), get_family("sd3"), 64, 60)
 
 
