@@ -26,10 +26,12 @@ def policy_gradient_loss(
     old: dict[int, torch.Tensor] | None = None,
     eps: float = 0.2,
     advantages: Sequence[np.ndarray] | None = None,
+    weights: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """The clipped loss; `old` gives the old log-probs of row i, by default the current ones.
 
-    `advantages` has one number a response token of each row; by default each is the row's reward.
+    `advantages` has one number a response token of each row; by default each is the row's reward. `weights` multiply
+    the losses of the tokens.
     """
     tokens_of_sample: dict[int, float] = defaultdict(float)
     for row in rows:
@@ -45,6 +47,7 @@ def policy_gradient_loss(
             ratio = torch.exp(log_probs[t] - before[t])
             advantage = row["reward"] if advantages is None else float(advantages[i][t])
             value = torch.maximum(-ratio * advantage, -ratio.clamp(1 - eps, 1 + eps) * advantage)
+            value = value if weights is None else value * weights[i][t]
             if per_token:
                 loss = loss + value / total
             else:

@@ -299,6 +299,31 @@ def test_flags_that_do_not_go_together(shell: Shell, values: dict[str, str | Non
     assert all(word in message for word in words), message
 
 
+MIS = "llm_rl.algorithms.mis.mis_correction"
+
+
+@pytest.mark.parametrize(
+    ("flags", "values", "words"),
+    [
+        (["--use-rs"], {}, ["--use-rs is no parameter of", f"--custom-tis-function-path {MIS} has it"]),
+        (["--use-rs"], {"custom_tis_function_path": MIS}, ["use_rs", "needs a lower and an upper bound"]),
+        (["--use-tis"], {"tis_level": "sequence"}, ["--tis-level is no parameter of", MIS]),
+        (["--use-tis"], {"tis_clip": "0.5", "tis_clip_low": "0.9"}, ["lower bound <= upper bound", "0.9 and 0.5"]),
+        (
+            ["--use-tis", "--tis-batch-normalize"],
+            {"custom_tis_function_path": MIS, "tis_level": "geometric"},
+            ["tis_batch_normalize works at token and sequence level"],
+        ),
+        ([], {"tis_clip": "3"}, ["--tis-clip is read only with --use-tis"]),
+    ],
+)
+def test_corrections_that_cannot_work(
+    shell: Shell, flags: list[str], values: dict[str, str | None], words: list[str]
+) -> None:
+    message = shell.refused(*flags, **values)
+    assert all(word in message for word in words), message
+
+
 def test_all_problems_come_in_one_message(shell: Shell) -> None:
     shell.write_rows({"prompt": ""})
     message = shell.refused(hf_checkpoint="nowhere", custom_rm_path="nowhere.reward")

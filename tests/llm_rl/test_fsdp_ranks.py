@@ -13,6 +13,8 @@ from fsdp_rank_checks import Scenario, rank_main, run_scenario
 from fsdp_reference import assert_same_gradients
 from transformers import AutoModelForCausalLM
 
+from llm_rl.algorithms.mis import mis_correction
+
 pytestmark = pytest.mark.ranks
 
 
@@ -28,6 +30,8 @@ def scenarios(replicas: int, critic: Path, teacher: Path) -> list[Scenario]:
     small = {"max_tokens_per_gpu": None, "micro_batch_size": 2}
     whitened = {"advantage_estimator": "reinforce_plus_plus", "kl_coef": 0.1}
     ppo = {"advantage_estimator": "ppo", "critic_load": critic, "lambd": 0.9, "normalize_advantages": True}
+    rejecting = {"use_tis": True, "use_rs": True, "custom_tis_function": mis_correction, "tis_batch_normalize": True}
+    rejecting |= {"rs_lower_bound": 0.7, "rs_upper_bound": 1.4}
     updates = {"dp_replicate_size": replicas, "clip_grad": 0.2, "use_kl_loss": True, "kl_loss_coef": 0.1}
     # AdamW's first steps follow the sign of each gradient, rounding of a zero included, unless epsilon is above it.
     updates["adam_eps"] = 1e-5
@@ -45,6 +49,7 @@ def scenarios(replicas: int, critic: Path, teacher: Path) -> list[Scenario]:
             Scenario("whitened", [make_rows(5)], plain | whitened),
             Scenario("ppo", [unequal], plain | ppo, small),
             Scenario("distilled", [unequal], plain | {"use_opd": True, "opd_teacher_load": teacher}, small),
+            Scenario("rejecting", [split], plain | rejecting, {"max_tokens_per_gpu": 40}),
         ]
     for scenario in todo:
         scenario.name += f"-{replicas}"

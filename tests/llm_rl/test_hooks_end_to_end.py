@@ -102,6 +102,20 @@ def run(tmp_path: Path, tiny_model_dir: Path, sums: Path, monkeypatch: pytest.Mo
     return run_
 
 
+def test_rollouts_lag_between_weight_updates(run: RunHooks) -> None:
+    """An update after every third rollout: it and the two behind it are drawn by the same weights."""
+    lagging = run(
+        model={"update_weights_interval": 3},
+        batch={"num_rollout": 5},
+        optimizer={"lr": 1e-3, "lr_warmup_iters": 0},
+        correction={"use_tis": True, "get_mismatch_metrics": True},
+    )
+    versions = [{s.weight_version_returned for s in lagging.samples(i)} for i in range(5)]
+    assert versions == [{0}, {0}, {0}, {3}, {3}]
+    apart = [lagging.metrics[i]["train/train_rollout_logprob_abs_diff"] for i in range(5)]
+    assert max(apart[0], apart[3]) < 1e-4 < min(apart[1], apart[2], apart[4])
+
+
 def mean_log_prob(directory: Path, samples: list[Sample]) -> float:
     """Mean over samples of the mean log-probability of each one's trainable tokens, from a plain forward pass."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)

@@ -50,9 +50,11 @@ def mean(values):
 def test_tis_and_icepop(ragged, clip_low, clip):
     train, rollout = draw(ragged)
     ratios = [math.exp(x) for _, x in trainable(ragged, train, rollout)]
-    tis = truncated_importance_sampling(train, rollout, ragged.mask, ragged.segments, clip=clip, clip_low=clip_low)
+    tis = truncated_importance_sampling(
+        train, rollout, ragged.mask, ragged.segments, tis_clip=clip, tis_clip_low=clip_low
+    )
     assert chosen(ragged, tis.weights) == pytest.approx([min(max(r, clip_low), clip) for r in ratios])
-    pop = icepop(train, rollout, ragged.mask, ragged.segments, clip=clip, clip_low=clip_low)
+    pop = icepop(train, rollout, ragged.mask, ragged.segments, tis_clip=clip, tis_clip_low=clip_low)
     assert chosen(ragged, pop.weights) == pytest.approx([r if clip_low <= r <= clip else 0.0 for r in ratios])
     for correction in (tis, pop):
         assert torch.equal(correction.mask, ragged.mask)
@@ -254,7 +256,7 @@ def test_refusals(ragged):
     with pytest.raises(ValueError, match="one of token, sequence, geometric"):
         mis_correction(*args, rs_level="seq")
     with pytest.raises(ValueError, match="lower bound <= upper bound"):
-        icepop(*args, clip=0.1)
+        icepop(*args, tis_clip=0.1)
 
 
 def test_levels_of_an_empty_batch():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from llm_rl.correction_config import CorrectionConfig, check_correction
 from llm_rl.role_config import CriticConfig, DistillationConfig
 from rewards import known_rm_types
 from shared_runtime.config import (
@@ -46,6 +47,8 @@ class ModelConfig:
     """Dtype of the engine's weights. Unset: --train-dtype."""
     rollout_max_batch_size: int = 512
     """Sequences that the local engine generates at once."""
+    update_weights_interval: int = 1
+    """Rollouts between weight updates; above 1 rollouts lag behind the trained weights, evaluations in between too."""
     update_weight_buffer_size: int = 512 * 1024 * 1024
     """Largest bucket of a weight update, in bytes."""
     check_weight_update_equal: bool = False
@@ -191,6 +194,8 @@ class HooksConfig:
     """Replaces the step from samples to training rows."""
     custom_loss_function_path: str | None = None
     """The loss, with --loss-type custom_loss."""
+    custom_tis_function_path: str | None = None
+    """Replaces truncated importance sampling, with --use-tis or --use-rs."""
     custom_pg_loss_reducer_function_path: str | None = None
     """Replaces the reduction of the policy loss."""
     custom_rollout_log_function_path: str | None = None
@@ -215,6 +220,7 @@ class TrainConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -249,6 +255,13 @@ def resolve(config: TrainConfig) -> TrainConfig:
         problems, used=config.algorithm.advantage_estimator == "ppo", num_rollout=config.batch.num_rollout
     )
     config.distillation.check(problems, rm_url=config.reward.rm_url, temperature=config.sampling.rollout_temperature)
+    check_correction(
+        config.correction,
+        problems,
+        loss_type=config.algorithm.loss_type,
+        use_rollout_logprobs=config.algorithm.use_rollout_logprobs,
+        function=config.hooks.custom_tis_function_path,
+    )
     config.debug.check(problems)
     built_in = config.reward.rm_type if config.hooks.custom_rm_path is None else None
     config.reward_pool.check(problems, config.cluster, in_process=config.run.in_process, rm_type=built_in)
@@ -263,7 +276,9 @@ def _check_sources(config: TrainConfig, problems: Problems) -> None:
     if data.prompt_data is None and data.data_source_path is None:
         problems.add("--prompt-data is missing: a JSONL or parquet file of prompts (or --data-source-path)")
     problems.positive(
-        rollout_max_batch_size=model.rollout_max_batch_size, update_weight_buffer_size=model.update_weight_buffer_size
+        rollout_max_batch_size=model.rollout_max_batch_size,
+        update_weight_buffer_size=model.update_weight_buffer_size,
+        update_weights_interval=model.update_weights_interval,
     )
     if config.run.in_process and config.world_size > 1:
         problems.add(f"--in-process is one trainer rank, but the layout asks for {config.world_size}")

@@ -20,7 +20,7 @@ from llm_rl.train_data import CONVERT_HOOK, REWARD_POST_PROCESS_HOOK
 from shared_runtime.config import ConfigError, Problems, with_num_rollout
 from shared_runtime.config.problems import flag
 from shared_runtime.data.prompts import PromptDataset
-from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
+from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks, takes_keyword
 from shared_runtime.placement.layout import ROLLOUT
 from shared_runtime.rollout.recording import check_recording
 from shared_runtime.workers import layout_of
@@ -31,6 +31,7 @@ LLM_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
     "--custom-reward-post-process-path": REWARD_POST_PROCESS_HOOK,
     "--custom-convert-samples-to-train-data-path": CONVERT_HOOK,
     "--custom-loss-function-path": HookSpec(("args", "batch", "logits", "reduce")),
+    "--custom-tis-function-path": HookSpec(("train_log_probs", "rollout_log_probs", "mask", "segments")),
     "--custom-pg-loss-reducer-function-path": HookSpec(
         ("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss")
     ),
@@ -58,6 +59,7 @@ def preflight(config: TrainConfig) -> Prepared:
     """
     problems = Problems()
     hooks = problems.collect(lambda: _load_hooks(config)) or {}
+    problems.collect(partial(_check_correction, config, hooks.get("--custom-tis-function-path")))
     _check_paths(config, problems)
     problems.collect(lambda: layout_of(config.cluster, config.debug, config.reward_pool))
     path = config.data.prompt_data
@@ -104,6 +106,37 @@ def _load_hooks(config: TrainConfig) -> dict[str, Any]:
     if config.reward.group_rm:
         specs["--custom-rm-path"] = GROUP_REWARD_HOOK
     return load_hooks(paths, specs)
+
+
+def _check_correction(config: TrainConfig, custom: Any) -> None:
+    """Refuse flags that the correction function doesn't take, and bounds with which it can't work.
+
+    Raises:
+        ConfigError: With the reasons.
+        ValueError: From the function itself.
+    """
+    if config.hooks.custom_tis_function_path is not None and custom is None:
+        return  # it could not be loaded, which is noted already
+    import torch
+
+    from llm_rl.algorithms.rollout_correction import truncated_importance_sampling
+    from llm_rl.algorithms.segments import Segments
+    from llm_rl.trainers.fsdp.correction import correction_function
+
+    given, function = config.correction, custom or truncated_importance_sampling
+    problems = Problems()
+    for f in dataclasses.fields(given):
+        if getattr(given, f.name) == f.default or f.name in ("use_tis", "get_mismatch_metrics"):
+            continue
+        if not given.corrects_rollouts:
+            problems.add(f"{flag(f.name)} is read only with --use-tis, --use-rs or --rs-veto-threshold")
+        elif not takes_keyword(function, f.name):
+            hint = "; --custom-tis-function-path llm_rl.algorithms.mis.mis_correction has it" if custom is None else ""
+            problems.add(f"{flag(f.name)} is no parameter of the correction {function.__name__}{hint}")
+    problems.raise_if_any()
+    if given.corrects_rollouts and function.__module__.startswith("llm_rl."):
+        nothing = torch.empty(0)
+        correction_function(given, custom)(nothing, nothing, nothing, Segments.of([]))
 
 
 def _load_prompts(config: TrainConfig, path: str, named_by: str) -> PromptDataset:

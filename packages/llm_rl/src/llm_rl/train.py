@@ -32,6 +32,7 @@ def train(config: TrainConfig, *, recipe: str = "llm-rl") -> TrainResult:
     parts = RunParts(
         workers=lambda logs: open_workers(config, settings, logs),
         domain=lambda workers, directory: LlmDomain(prepared, workers, dp_size=config.world_size),
+        update_weights_interval=config.model.update_weights_interval,
     )
     return runs.run(config, parts, recipe=recipe)
 

@@ -31,6 +31,7 @@ def trainer_settings(config: TrainConfig, hooks: dict[str, Any], total_steps: in
         lr_decay_iters=config.optimizer.lr_decay_iters or total_steps,
         publish_dtype=config.model.rollout_dtype,
         custom_loss=hooks.get("--custom-loss-function-path"),
+        custom_tis_function=hooks.get("--custom-tis-function-path"),
         pg_loss_reducer=hooks.get("--custom-pg-loss-reducer-function-path"),
         hook_args=flat_args(config),
     )

@@ -28,6 +28,7 @@ class LoopSettings:
         eval_target: Stop when it is reached.
         offload_train: The trainer sleeps while the engines generate.
         offload_rollout: The engines sleep while the trainer trains.
+        update_weights_interval: Rollouts between weight updates; the last one is always followed by one.
         buffer_size: Largest bucket of a weight update, in bytes.
         check_equal: Compare a checksum of every tensor after each update.
     """
@@ -38,6 +39,7 @@ class LoopSettings:
     eval_target: float | None = None
     offload_train: bool = False
     offload_rollout: bool = False
+    update_weights_interval: int = 1
     buffer_size: int = 512 * 1024 * 1024
     check_equal: bool = False
 
@@ -74,7 +76,7 @@ class TrainLoop:
         """Resume from the latest checkpoint, if any, and go on to the end."""
         try:
             self._resume()
-            self._publish(version=self.result.rollouts)
+            self._hand_device_to_engines(version=self.result.rollouts, publishes=True)
             if self.result.rollouts == 0:
                 self.tracker.log(-1, self._evaluate(-1))
             while self.result.rollouts < self.settings.num_rollout and not self.result.reached_target:
@@ -92,7 +94,7 @@ class TrainLoop:
                 plans = self.domain.plan(rollout_id, rollout)
                 self._hand_device_to_trainers()
                 metrics |= self.trainers.call_each("train", [(rollout_id, steps) for steps in plans])[0]
-            self._publish(version=rollout_id + 1)
+            self._hand_device_to_engines(version=rollout_id + 1)
         self.result.rollouts = rollout_id + 1
         if self._eval_due():
             metrics |= self._evaluate(rollout_id)
@@ -104,20 +106,23 @@ class TrainLoop:
         if self.trainers is not None and self.saver.due(self.result.rollouts, last=last):
             self.saver.save(self.result.rollouts, self.trainers, self.domain, vars(self.result))
 
-    def _publish(self, version: int) -> None:
-        """Bring the engines to the trainers' weights and hand them the device."""
+    def _hand_device_to_engines(self, version: int, *, publishes: bool | None = None) -> None:
+        """Let the engines go on, with the trainers' weights if an update is due."""
+        if publishes is None:
+            publishes = version % self.settings.update_weights_interval == 0 or version == self.settings.num_rollout
         if self.trainers is None or self.engines is None:
             return
         with self.timers("update_weights"):
             if self.settings.offload_rollout:
                 self.engines.call("wake_up")
-            publish(
-                self.trainers,
-                self.engines,
-                version,
-                buffer_size=self.settings.buffer_size,
-                check_equal=self.settings.check_equal,
-            )
+            if publishes:
+                publish(
+                    self.trainers,
+                    self.engines,
+                    version,
+                    buffer_size=self.settings.buffer_size,
+                    check_equal=self.settings.check_equal,
+                )
             if self.settings.offload_train:
                 self.trainers.call("sleep")
 

@@ -99,12 +99,14 @@ class RunParts:
         workers: Opens the workers; the argument is the directory of their logs.
         domain: Builds the domain on the workers, in the run's directory.
         finish: Called after the loop, with the run's directory, before it counts as finished.
+        update_weights_interval: Rollouts between weight updates.
         score_label: What an evaluation score is, in console and picture.
     """
 
     workers: Callable[[Path], contextlib.AbstractContextManager[Workers]]
     domain: Callable[[Workers, Path], ClosableDomain]
     finish: Callable[[Path], None] | None = None
+    update_weights_interval: int = 1
     score_label: str = "accuracy"
 
 
@@ -179,7 +181,7 @@ def _run_in(directory: RunDirectory, config: Config, parts: RunParts) -> TrainRe
             sentinel=config.checkpoint.save_trigger_sentinel,
             load=config.checkpoint.load,
         )
-        loop = TrainLoop(domain, workers.trainers, workers.engines, tracker, saver, _loop_settings(config))
+        loop = TrainLoop(domain, workers.trainers, workers.engines, tracker, saver, _loop_settings(config, parts))
         result = loop.run()
         hf = _export(workers.trainers, config, directory.path)
         directory.update(result.rollouts)
@@ -189,7 +191,7 @@ def _run_in(directory: RunDirectory, config: Config, parts: RunParts) -> TrainRe
     return TrainResult(directory.path, result, hf)
 
 
-def _loop_settings(config: Config) -> LoopSettings:
+def _loop_settings(config: Config, parts: RunParts) -> LoopSettings:
     cluster, evaluation = config.cluster, config.evaluation
     sets = list(evaluation.sets())
     assert config.batch.num_rollout is not None
@@ -200,6 +202,7 @@ def _loop_settings(config: Config) -> LoopSettings:
         eval_target=evaluation.eval_target,
         offload_train=cluster.colocate if cluster.offload_train is None else cluster.offload_train,
         offload_rollout=cluster.colocate if cluster.offload_rollout is None else cluster.offload_rollout,
+        update_weights_interval=parts.update_weights_interval,
         buffer_size=config.model.update_weight_buffer_size,
         check_equal=config.model.check_weight_update_equal,
     )

@@ -40,7 +40,7 @@ class Correction:
 
 
 class CorrectionFunction(Protocol):
-    """What `--custom-tis-function-path` names; its own parameters are bound before."""
+    """What `--custom-tis-function-path` names; keyword parameters named like a flag get the flag's value."""
 
     def __call__(
         self, train_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, segments: Segments
@@ -64,18 +64,18 @@ def truncated_importance_sampling(
     mask: Tensor,
     segments: Segments,
     *,
-    clip: float = 2.0,
-    clip_low: float = 0.0,
+    tis_clip: float = 2.0,
+    tis_clip_low: float = 0.0,
 ) -> Correction:
-    """TIS: w = clamp(π_train/π_rollout, clip_low, clip) at each token.
+    """TIS: w = clamp(π_train/π_rollout, tis_clip_low, tis_clip) at each token.
 
     Args:
         train_log_probs: (T,), old log-probs computed by the trainer.
         rollout_log_probs: (T,), of the engine.
         mask: (T,), non-zero means trainable.
         segments: Borders of the samples.
-        clip: `--tis-clip`.
-        clip_low: `--tis-clip-low`.
+        tis_clip: `--tis-clip`.
+        tis_clip_low: `--tis-clip-low`.
 
     Returns:
         Weights, the mask as it was, and the metrics `tis` (mean weight before clamping), `tis_clipfrac`, `tis_abs`
@@ -86,8 +86,8 @@ def truncated_importance_sampling(
 
     Source: "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", fengyao.notion.site/off-policy-rl.
     """
-    ratio = _checked_ratio(train_log_probs, rollout_log_probs, mask, clip_low, clip)
-    weights = ratio.clamp(clip_low, clip)
+    ratio = _checked_ratio(train_log_probs, rollout_log_probs, mask, tis_clip_low, tis_clip)
+    weights = ratio.clamp(tis_clip_low, tis_clip)
     return Correction(select(mask, weights), mask, _metrics(ratio, weights, mask))
 
 
@@ -97,17 +97,17 @@ def icepop(
     mask: Tensor,
     segments: Segments,
     *,
-    clip: float = 2.0,
-    clip_low: float = 0.5,
+    tis_clip: float = 2.0,
+    tis_clip_low: float = 0.5,
 ) -> Correction:
-    """IcePop: w = π_train/π_rollout where it lies in [clip_low, clip], else 0.
+    """IcePop: w = π_train/π_rollout where it lies in [tis_clip_low, tis_clip], else 0.
 
     Arguments, result and errors as :func:`truncated_importance_sampling`.
 
     Source: Ring-1T, arXiv:2510.18855.
     """
-    ratio = _checked_ratio(train_log_probs, rollout_log_probs, mask, clip_low, clip)
-    weights = select((ratio >= clip_low) & (ratio <= clip), ratio)
+    ratio = _checked_ratio(train_log_probs, rollout_log_probs, mask, tis_clip_low, tis_clip)
+    weights = select((ratio >= tis_clip_low) & (ratio <= tis_clip), ratio)
     return Correction(select(mask, weights), mask, _metrics(ratio, weights, mask))
 
 

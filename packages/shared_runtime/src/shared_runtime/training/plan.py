@@ -21,6 +21,7 @@ class StepPlan:
         global_num_samples: Samples of the step over all ranks (a rollout split into several rows counts once).
         global_num_tokens: Trainable tokens of the step over all ranks.
         sample_num_tokens: For each row, the trainable tokens of the whole sample that it belongs to.
+        sample_slots: For each row, which of the step's samples it belongs to, numbered alike on all ranks.
         extra: Whatever a domain's trainer wants to be told.
     """
 
@@ -29,6 +30,7 @@ class StepPlan:
     global_num_samples: int
     global_num_tokens: int
     sample_num_tokens: list[int] = field(default_factory=list)
+    sample_slots: list[int] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,16 +105,17 @@ def plan_rollout(
             micro_batch_size=micro_batch_size,
             max_tokens_per_gpu=max_tokens_per_gpu,
         )
-        num_samples = len({sample_ids[i] for i in step})
+        slots = {sample: slot for slot, sample in enumerate(dict.fromkeys(sample_ids[i] for i in step))}
         num_tokens = sum(trainable_tokens[i] for i in step)
         for rank, share in enumerate(rank_rows):
             plans[rank].append(
                 StepPlan(
                     rows=[rows[i] for i in share],
                     micro_batches=batches[rank],
-                    global_num_samples=num_samples,
+                    global_num_samples=len(slots),
                     global_num_tokens=num_tokens,
                     sample_num_tokens=[tokens_of_sample[sample_ids[i]] for i in share],
+                    sample_slots=[slots[sample_ids[i]] for i in share],
                 )
             )
     return plans

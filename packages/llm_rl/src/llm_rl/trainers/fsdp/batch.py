@@ -39,6 +39,7 @@ class MicroBatch:
         ref_log_probs: (T,) under the reference, or `None` without one.
         reverse_kl: (T,), the student's divergence from its teacher, or `None` without distillation.
         values: (T,), the critic's predictions before its first step on the rollout, or `None` without a critic.
+        importance_weights: (T,), factors of the policy loss, or `None` without a rollout correction.
         advantages: (T,), or `None` before they are computed.
         returns: (T,), the critic's targets, or `None` without one.
     """
@@ -61,6 +62,7 @@ class MicroBatch:
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
+    importance_weights: Tensor | None = None
 
     @property
     def total_lengths(self) -> list[int]:

@@ -94,12 +94,15 @@ def old_log_probs(batch: MicroBatch, log_probs: Tensor, *, use_rollout_logprobs:
 
     On fresh data that is the policy before the rollout's first optimizer step: the stored log-probs, or the current
     ones while there was no step yet. Tokens that older weights drew, and all with `--use-rollout-logprobs`, take the
-    engine's log-probs, since a ratio against the current policy would be 1 off-policy too.
+    engine's log-probs, since a ratio against the current policy would be 1 off-policy too. Under a rollout correction
+    the importance weights bridge that gap, and the ratio is against the recomputed log-probs everywhere.
 
     Raises:
         ValueError: If the engine's log-probs are asked for and a trainable token has none.
     """
     old = (log_probs if batch.old_log_probs is None else batch.old_log_probs).detach()
+    if batch.importance_weights is not None:
+        return old
     if not use_rollout_logprobs:
         return torch.where(batch.stale, batch.rollout_log_probs, old)
     if bool((~batch.has_rollout_log_probs & (batch.mask != 0)).any()):
@@ -113,8 +116,9 @@ def _policy_loss(
     assert batch.advantages is not None
     old = old_log_probs(batch, log_probs, use_rollout_logprobs=settings.use_rollout_logprobs)
     per_token = _surrogate(batch, log_probs, old, settings)
+    losses = per_token.loss if batch.importance_weights is None else per_token.loss * batch.importance_weights
     if settings.pg_loss_reducer is None:
-        pg_loss = masked_sum(per_token.loss, weights)
+        pg_loss = masked_sum(losses, weights)
     else:
         reducer = settings.pg_loss_reducer(
             batch.total_lengths,
@@ -122,10 +126,12 @@ def _policy_loss(
             list(batch.mask.split(batch.response_lengths)),
             settings.calculate_per_token_loss,
         )
-        pg_loss = reducer(per_token.loss) / denominator
+        pg_loss = reducer(losses) / denominator
     result = LossOutput(pg_loss)
     result.metrics["pg_loss"] = pg_loss.detach()
     result.metrics["pg_clipfrac"] = masked_sum(per_token.clipped, weights)
+    if batch.importance_weights is not None:
+        result.metrics["ois"] = masked_sum(per_token.ratio, weights)
     result.metrics["ppo_kl"] = masked_sum(ppo_kl(log_probs, old, batch.mask), weights)
     if settings.use_kl_loss:
         assert batch.ref_log_probs is not None

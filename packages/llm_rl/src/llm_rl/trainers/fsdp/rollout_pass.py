@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from llm_rl.algorithms.log_probs import TokenLogProbs, log_probs_from_logits
-from llm_rl.algorithms.metrics import log_prob_abs_diff
+from llm_rl.algorithms.metrics import log_prob_abs_diff, merge_metrics
 from llm_rl.algorithms.opd import distill_advantages
 from llm_rl.trainers.fsdp.advantages import set_advantages
 from llm_rl.trainers.fsdp.batch import MicroBatch, collate
+from llm_rl.trainers.fsdp.correction import correct_step, correction_function, rollout_mismatch
 from llm_rl.trainers.fsdp.distillation import reverse_kl
 from llm_rl.trainers.fsdp.forward import response_logits
 from llm_rl.trainers.fsdp.loss import compute_loss
@@ -33,7 +34,7 @@ class RolloutPass:
     """
 
     def __init__(self, trainer: FsdpTrainer, rollout_id: int, steps: list[StepPlan]) -> None:
-        self.trainer, self.rollout_id, self.steps = trainer, rollout_id, steps
+        self.trainer, self.rollout_id, self.steps = trainer, rollout_id, list(steps)
         self.settings = trainer.settings
         self.metrics = RunningMetrics()
         compute = trainer.precision.compute
@@ -70,10 +71,12 @@ class RolloutPass:
             self._distill(everything)
         if critic is not None:
             critic.train(self.steps, self.batches, self.metrics, f"rollout {self.rollout_id}")
+        mismatch: dict[str, float] = {}
         if policy_learns:
+            mismatch = self._correct()
             for index, (step, batches) in enumerate(zip(self.steps, self.batches, strict=True)):
                 self._optimizer_step(index, step, batches)
-        reduced = self.metrics.reduce(self.trainer.all_reduce_sum, len(self.steps))
+        reduced = mismatch | self.metrics.reduce(self.trainer.all_reduce_sum, len(self.steps))
         return {f"train/{key}": value for key, value in reduced.items()}
 
     def _needs_old_log_probs(self) -> bool:
@@ -84,7 +87,9 @@ class RolloutPass:
         s = self.settings
         if s.loss_type != "policy_loss":
             return False
-        return s.kl_coef > 0 or s.use_opd or (len(self.steps) > 1 and not s.use_rollout_logprobs)
+        if s.kl_coef > 0 or s.use_opd or s.corrects_rollouts or s.get_mismatch_metrics:
+            return True
+        return len(self.steps) > 1 and not s.use_rollout_logprobs
 
     @torch.no_grad()
     def _set_old_log_probs(self, batches: list[MicroBatch]) -> None:
@@ -106,6 +111,19 @@ class RolloutPass:
                 batch.advantages, batch.reverse_kl, batch.mask, kl_coef=self.settings.opd_kl_coef
             )
             self.metrics.add_mean("opd_reverse_kl", batch.reverse_kl.sum(), (batch.mask != 0).sum())
+
+    def _correct(self) -> dict[str, float]:
+        """Weigh and reject tokens where asked for; return what is measured of the mismatch, over all ranks."""
+        s, trainer = self.settings, self.trainer
+        found = []
+        if s.loss_type == "policy_loss" and (s.corrects_rollouts or s.get_mismatch_metrics):
+            found.append(rollout_mismatch([batch for step in self.batches for batch in step]))
+        if s.corrects_rollouts:
+            correct = correction_function(s, s.custom_tis_function, trainer.all_reduce_sum)
+            for index, batches in enumerate(self.batches):
+                self.steps[index], metrics = correct_step(self.steps[index], batches, correct, trainer.all_reduce_sum)
+                found.append(metrics)
+        return merge_metrics(found).finish(trainer.all_reduce_sum, trainer.all_reduce_max)
 
     def _optimizer_step(self, index: int, step: StepPlan, batches: list[MicroBatch]) -> None:
         trainer = self.trainer

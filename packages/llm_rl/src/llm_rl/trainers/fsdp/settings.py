@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from llm_rl.correction_config import CorrectionConfig, check_correction
+from shared_runtime.config import Problems
 from shared_runtime.training.settings import FsdpSettings
 
 AdvantageEstimator = Literal[
@@ -15,7 +17,7 @@ AdvantageEstimator = Literal[
 
 
 @dataclass(frozen=True)
-class FsdpTrainerSettings(FsdpSettings):
+class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     """Settings of one trainer, the same on every rank. Hooks must be importable functions when ranks are processes."""
 
     # Precision and attention
@@ -91,6 +93,8 @@ class FsdpTrainerSettings(FsdpSettings):
     """What weighs them."""
 
     # Hooks
+    custom_tis_function: Callable[..., Any] | None = None
+    """`(train_log_probs, rollout_log_probs, mask, segments) -> Correction`. Unset: truncated importance sampling."""
     custom_loss: Callable[..., Any] | None = None
     """`(args, batch, logits, reduce) -> (loss, metrics)`, with `loss_type` custom_loss; see `loss.custom_loss`."""
     pg_loss_reducer: Callable[..., Any] | None = None
@@ -130,3 +134,12 @@ class FsdpTrainerSettings(FsdpSettings):
             raise ValueError(f"kl_loss_coef {self.kl_loss_coef} has no effect without use_kl_loss")
         if self.kl_coef > 0 and not self.advantage_estimator.startswith("reinforce_plus_plus"):
             raise ValueError(f"kl_coef penalises the token rewards of REINFORCE++, not of {self.advantage_estimator}")
+        problems = Problems()
+        check_correction(
+            self,
+            problems,
+            loss_type=self.loss_type,
+            use_rollout_logprobs=self.use_rollout_logprobs,
+            function=None if self.custom_tis_function is None else "custom_tis_function",
+        )
+        problems.raise_if_any()
