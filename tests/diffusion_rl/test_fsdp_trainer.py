@@ -230,6 +230,34 @@ def test_supervised_loss_is_flow_matching(tiny_sd3_dir: Path, samples: list[Samp
     assert measured == pytest.approx(errors.mean().item(), abs=4 * (2 / 40) ** 0.5 * errors.std().item())
 
 
+def test_recomputed_activations_give_the_same_gradient(tiny_sd3_dir: Path, samples: list[Sample]) -> None:
+    found = []
+    for recompute in (False, True):
+        trainer = start(tiny_sd3_dir, gradient_checkpointing=recompute)
+        assert trainer.model.is_gradient_checkpointing == recompute
+        seen = capture_gradients(trainer)
+        trainer.train(0, plan(pairs_of(samples)))
+        found.append(dict(seen))
+        trainer.shutdown()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-8)
+
+
+def test_asleep_it_does_not_train_and_awake_it_goes_on(tiny_sd3_dir: Path, samples: list[Sample]) -> None:
+    pairs, found = pairs_of(samples), []
+    for nap in (False, True):
+        trainer = start(tiny_sd3_dir)
+        trainer.train(0, plan(pairs))
+        if nap:
+            trainer.sleep()
+            with pytest.raises(RuntimeError, match="call wake_up before train"):
+                trainer.train(1, plan(pairs))
+            trainer.wake_up()
+        found.append(trainer.train(1, plan(pairs)))
+        trainer.shutdown()
+    assert found[0] == found[1]
+
+
 def test_settings_that_do_not_fit(tiny_sd3_dir: Path) -> None:
     settings = FsdpTrainerSettings(hf_checkpoint=tiny_sd3_dir)
     for changes, message in (
