@@ -140,8 +140,8 @@ class AlgorithmConfig:
     """Discount of the token-level returns."""
     lambd: float = 1.0
     """λ of generalised advantage estimation (ppo): 1 takes whole returns, 0 one-step differences."""
-    loss_type: Literal["policy_loss", "custom_loss"] = "policy_loss"
-    """Policy gradient, or --custom-loss-function-path."""
+    loss_type: Literal["policy_loss", "sft_loss", "dpo_loss", "custom_loss"] = "policy_loss"
+    """Policy gradient, supervised on given responses, preference pairs (DPO), or --custom-loss-function-path."""
     eps_clip: float = 0.2
     """Lower clip range of the ratio."""
     eps_clip_high: float | None = None
@@ -166,6 +166,20 @@ class AlgorithmConfig:
     """Take the engine's log-probs as the old policy's."""
     check_for_nan_in_loss_and_grad: bool = True
     """Stop at a loss or gradient that is not finite."""
+
+
+@dataclass(frozen=True)
+class PreferenceConfig:
+    """Preference pairs, with --loss-type dpo_loss."""
+
+    dpo_beta: float = 0.1
+    """Strength of the pull towards the reference."""
+    dpo_label_smoothing: float = 0.0
+    """Assumed share of pairs whose preference is the wrong way round, below 0.5."""
+    chosen_key: str = "chosen"
+    """Where a row has the better response."""
+    rejected_key: str = "rejected"
+    """Where a row has the worse response."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +235,7 @@ class TrainConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -233,6 +248,11 @@ class TrainConfig:
         """Number of trainer ranks."""
         return self.cluster.actor_num_nodes * self.cluster.actor_num_gpus_per_node
 
+    @property
+    def supervised(self) -> bool:
+        """Whether responses are given, not drawn."""
+        return self.algorithm.loss_type in ("sft_loss", "dpo_loss")
+
 
 def resolve(config: TrainConfig) -> TrainConfig:
     """Fill in derived values and check everything that can be told without reading a file.
@@ -241,6 +261,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
         ConfigError: With every problem found.
     """
     problems = Problems()
+    if config.supervised:
+        config = _resolve_supervised(config, problems)
     config = dataclasses.replace(config, batch=resolve_batch(config.batch, problems))
     config.cluster.check(problems)
     config.optimizer.check(problems)
@@ -262,11 +284,36 @@ def resolve(config: TrainConfig) -> TrainConfig:
         use_rollout_logprobs=config.algorithm.use_rollout_logprobs,
         function=config.hooks.custom_tis_function_path,
     )
-    config.debug.check(problems)
+    config.debug.check(problems, own_rollouts=config.supervised)
     built_in = config.reward.rm_type if config.hooks.custom_rm_path is None else None
     config.reward_pool.check(problems, config.cluster, in_process=config.run.in_process, rm_type=built_in)
     problems.raise_if_any()
     return config
+
+
+def _resolve_supervised(config: TrainConfig, problems: Problems) -> TrainConfig:
+    """The group size that the data has, and no engines where nothing is evaluated."""
+    flag = f"--loss-type {config.algorithm.loss_type}"
+    size, given = 2 if config.algorithm.loss_type == "dpo_loss" else 1, config.batch.n_samples_per_prompt
+    if given not in (None, size):
+        problems.add(f"{flag} reads {size} response(s) of each row: --n-samples-per-prompt must be {size}, not {given}")
+    unused = {
+        "--data-source-path": config.data.data_source_path,
+        "--rollout-function-path": config.hooks.rollout_function_path,
+        "--debug-rollout-only": config.debug.debug_rollout_only,
+        "--save-debug-rollout-data": config.debug.save_debug_rollout_data,
+        "--load-debug-rollout-data": config.debug.load_debug_rollout_data,
+        "--use-kl-loss": config.algorithm.use_kl_loss,
+        "--kl-coef": config.algorithm.kl_coef,
+    }
+    for name, value in unused.items():
+        if value:
+            problems.add(f"{name} has no part in {flag}, which trains on the responses of --prompt-data")
+    return dataclasses.replace(
+        config,
+        batch=dataclasses.replace(config.batch, n_samples_per_prompt=size),
+        debug=dataclasses.replace(config.debug, debug_train_only=not config.evaluation.sets()),
+    )
 
 
 def _check_sources(config: TrainConfig, problems: Problems) -> None:
@@ -319,7 +366,8 @@ def _check_sampling(config: TrainConfig, problems: Problems) -> None:
 
 def _check_reward(config: TrainConfig, problems: Problems) -> None:
     reward, hooks = config.reward, config.hooks
-    if reward.rm_type is None and hooks.custom_rm_path is None:
+    scores = not config.supervised or bool(config.evaluation.sets())
+    if scores and reward.rm_type is None and hooks.custom_rm_path is None:
         problems.add("no reward: give --rm-type or --custom-rm-path")
     if reward.rm_type is not None:
         name = reward.rm_type.removeprefix("boxed_")
@@ -367,8 +415,15 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
             f"--kl-coef penalises the token rewards of the REINFORCE++ estimators, not of "
             f"{algorithm.advantage_estimator}: use --use-kl-loss --kl-loss-coef {algorithm.kl_coef}"
         )
-    if config.model.ref_load is not None and not (algorithm.use_kl_loss or algorithm.kl_coef > 0):
-        problems.add("--ref-load is read only with --use-kl-loss or --kl-coef")
+    preference = config.preference
+    problems.positive(dpo_beta=preference.dpo_beta)
+    problems.require(
+        0 <= preference.dpo_label_smoothing < 0.5,
+        f"--dpo-label-smoothing must be in [0, 0.5), got {preference.dpo_label_smoothing}",
+    )
+    with_reference = algorithm.use_kl_loss or algorithm.kl_coef > 0 or algorithm.loss_type == "dpo_loss"
+    if config.model.ref_load is not None and not with_reference:
+        problems.add("--ref-load is read only with --use-kl-loss, --kl-coef or --loss-type dpo_loss")
     if algorithm.loss_type != "policy_loss" and (algorithm.advantage_estimator == "ppo" or config.distillation.use_opd):
         problems.add(
             f"--loss-type {algorithm.loss_type} reads no advantages: --advantage-estimator ppo and --use-opd need "

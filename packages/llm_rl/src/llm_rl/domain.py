@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from llm_rl.config import TrainConfig
+from llm_rl.conversations import ConversationEncoder
 from llm_rl.evaluation import Evaluator, eval_sampling
 from llm_rl.generation import GenerateState
 from llm_rl.preflight import Prepared
 from llm_rl.rollout import LlmRollout, RolloutHooks, RolloutSettings
-from llm_rl.sample import Sample, SamplingParams
+from llm_rl.sample import Sample, SamplingParams, TrainRow
 from llm_rl.scoring import RewardScorer, reward_options
+from llm_rl.supervised import SupervisedRollout, plan_pairs, supervised_rows
 from llm_rl.teachers import remote_teachers
 from llm_rl.train_data import reward_normalization, samples_to_rows
 from shared_runtime.config import flat_args
@@ -66,7 +68,7 @@ class LlmDomain:
             max_context=prepared.max_context,
         )
         sampling = _sampling(config)
-        self.roll_out = LlmRollout(
+        self.roll_out = self._supervised(prepared) or LlmRollout(
             source=self.source,
             state=self.state,
             scorer=self.scorer,
@@ -92,6 +94,15 @@ class LlmDomain:
             generate_function=hooks.get("--custom-generate-function-path"),
             eval_function=hooks.get("--eval-function-path"),
         )
+
+    def _supervised(self, prepared: Prepared) -> SupervisedRollout | None:
+        """The rollout of a run whose responses are given."""
+        if not self.config.supervised:
+            return None
+        batch_size = self.config.batch.rollout_batch_size
+        assert batch_size is not None
+        pairs = self.config.algorithm.loss_type == "dpo_loss"
+        return SupervisedRollout(self.source, ConversationEncoder(prepared.encoder), batch_size, pairs=pairs)
 
     async def rollout(self, rollout_id: int) -> RolloutResult[Sample]:
         """Sample and score one batch under weights of version `rollout_id`."""
@@ -121,29 +132,38 @@ class LlmDomain:
 
     def plan(self, rollout_id: int, rollout: RolloutResult[Sample]) -> list[list[StepPlan]]:
         """Training rows with rewards relative to their group, split over steps, ranks and micro-batches."""
-        batch, algorithm = self.config.batch, self.config.algorithm
-        rows: list[dict[str, Any]] = list(
-            samples_to_rows(  # type: ignore[arg-type]
-                rollout.samples,
-                normalization=reward_normalization(
-                    algorithm.advantage_estimator, disable_std=algorithm.disable_grpo_std_normalization
-                ),
-                reward_key=self.config.reward.reward_key,
-                post_process=self.post_process,
-                convert=self.convert,
-                args=self.args,
-            )
-        )
+        batch = self.config.batch
+        layout: dict[str, Any] = {
+            "dp_size": self.dp_size,
+            "num_steps": batch.num_steps_per_rollout,
+            "micro_batch_size": batch.micro_batch_size,
+            "max_tokens_per_gpu": batch.max_tokens_per_gpu if batch.use_dynamic_batch_size else None,
+            "balance_data": batch.balance_data,
+        }
+        if self.config.algorithm.loss_type == "dpo_loss":
+            return plan_pairs(supervised_rows(rollout.samples), **layout)
+        rows: list[Any] = list(self._rows(rollout))
         return plan_rollout(
             rows,
             [len(row["tokens"]) for row in rows],
             [row.get("sample_index", i) for i, row in enumerate(rows)],
             [int(row["loss_mask"].sum()) if "loss_mask" in row else row["response_length"] for row in rows],
-            dp_size=self.dp_size,
-            num_steps=batch.num_steps_per_rollout,
-            micro_batch_size=batch.micro_batch_size,
-            max_tokens_per_gpu=batch.max_tokens_per_gpu if batch.use_dynamic_batch_size else None,
-            balance_data=batch.balance_data,
+            **layout,
+        )
+
+    def _rows(self, rollout: RolloutResult[Sample]) -> list[TrainRow]:
+        if self.config.supervised:
+            return supervised_rows(rollout.samples)
+        algorithm = self.config.algorithm
+        return samples_to_rows(
+            rollout.samples,
+            normalization=reward_normalization(
+                algorithm.advantage_estimator, disable_std=algorithm.disable_grpo_std_normalization
+            ),
+            reward_key=self.config.reward.reward_key,
+            post_process=self.post_process,
+            convert=self.convert,
+            args=self.args,
         )
 
     def sample_rows(self, rollout: RolloutResult[Sample]) -> list[dict[str, Any]]:

@@ -11,10 +11,12 @@ from typing import Any
 import psutil
 
 from llm_rl.config import HooksConfig, TrainConfig
+from llm_rl.conversations import ConversationEncoder
 from llm_rl.generation import GENERATE_HOOK
 from llm_rl.models.memory import count_parameters, run_bytes
 from llm_rl.prompts import PromptEncoder, check_prompts
 from llm_rl.scoring import GROUP_REWARD_HOOK, SAMPLE_REWARD_HOOK, row_check
+from llm_rl.supervised import check_rows, load_pairs
 from llm_rl.teachers import check_same_tokenizer, remote_teachers
 from llm_rl.train_data import CONVERT_HOOK, REWARD_POST_PROCESS_HOOK
 from shared_runtime.config import ConfigError, Problems, with_num_rollout
@@ -63,7 +65,8 @@ def preflight(config: TrainConfig) -> Prepared:
     _check_paths(config, problems)
     problems.collect(lambda: layout_of(config.cluster, config.debug, config.reward_pool))
     path = config.data.prompt_data
-    dataset = problems.collect(partial(_load_prompts, config, path, "--prompt-data")) if path else None
+    load = _load_pairs if config.algorithm.loss_type == "dpo_loss" else _load_prompts
+    dataset = problems.collect(partial(load, config, path, "--prompt-data")) if path else None
     loaded = {
         name: problems.collect(partial(_load_prompts, config, path, "--eval-prompt-data"))
         for name, path in config.evaluation.sets().items()
@@ -76,7 +79,9 @@ def preflight(config: TrainConfig) -> Prepared:
     )
     problems.raise_if_any()
     assert encoder is not None
-    if dataset is not None:
+    if dataset is not None and config.supervised:
+        problems.collect(partial(_check_supervised, config, dataset, encoder, max_context))
+    elif dataset is not None:
         longest = problems.collect(partial(_check_prompts, config, dataset, encoder, max_context))
         _check_token_budget(config, longest or 0, problems)
     for prompts in eval_sets.values():
@@ -146,6 +151,18 @@ def _load_prompts(config: TrainConfig, path: str, named_by: str) -> PromptDatase
     )
 
 
+def _load_pairs(config: TrainConfig, path: str, named_by: str) -> PromptDataset:
+    data, preference = config.data, config.preference
+    return load_pairs(
+        path,
+        input_key=data.input_key,
+        chosen_key=preference.chosen_key,
+        rejected_key=preference.rejected_key,
+        metadata_key=data.metadata_key,
+        flag=named_by,
+    )
+
+
 def _check_paths(config: TrainConfig, problems: Problems) -> None:
     directories = {
         "--hf-checkpoint": config.model.hf_checkpoint,
@@ -199,6 +216,16 @@ def _check_teacher(config: TrainConfig, tokenizer: Any, dataset: PromptDataset |
         remote.close()
 
 
+def _check_supervised(config: TrainConfig, dataset: PromptDataset, encoder: PromptEncoder, max_context: int) -> None:
+    check_rows(
+        dataset,
+        ConversationEncoder(encoder),
+        pairs=config.algorithm.loss_type == "dpo_loss",
+        max_context=max_context,
+        max_tokens_per_gpu=config.batch.max_tokens_per_gpu if config.batch.use_dynamic_batch_size else None,
+    )
+
+
 def _check_token_budget(config: TrainConfig, longest_prompt: int, problems: Problems) -> None:
     """A sample that the budget can't hold would stop the run in the middle."""
     batch, response = config.batch, config.sampling.rollout_max_response_len
@@ -224,8 +251,10 @@ def _check_memory(config: TrainConfig, problems: Problems) -> None:
         rollout_dtype=config.model.rollout_dtype or config.fsdp.train_dtype,
         num_engines=len(roles[ROLLOUT].workers) if ROLLOUT in roles else 0,
         num_trainers=config.world_size if config.debug.trains else 0,
-        with_reference=config.algorithm.use_kl_loss or config.algorithm.kl_coef > 0,
         with_critic=config.algorithm.advantage_estimator == "ppo",
+        with_reference=(
+            config.algorithm.use_kl_loss or config.algorithm.kl_coef > 0 or config.algorithm.loss_type == "dpo_loss"
+        ),
         adam=config.optimizer.optimizer == "adam",
     )
     teacher = config.distillation.opd_teacher_load

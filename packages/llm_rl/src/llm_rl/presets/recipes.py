@@ -161,4 +161,71 @@ def smollm2_grpo(cache: Path | None = None) -> Preset:
     return Preset("llm-grpo-smollm2-135m", config, prepare)
 
 
+def tiny_sft(cache: Path | None = None) -> Preset:
+    """Supervised training on two-digit sums, from drawn weights."""
+    root = (cache or cache_root()) / "tiny"
+    grpo, model, sums = tiny_grpo(cache).config, root / "untrained", root / "sums"
+    config = dataclasses.replace(
+        grpo,
+        model=ModelConfig(hf_checkpoint=model),
+        batch=BatchConfig(
+            num_rollout=60,
+            rollout_batch_size=640,
+            num_steps_per_rollout=5,
+            use_dynamic_batch_size=True,
+            max_tokens_per_gpu=16384,
+        ),
+        evaluation=dataclasses.replace(grpo.evaluation, eval_target=1 / 3),
+        algorithm=AlgorithmConfig(loss_type="sft_loss"),
+        optimizer=OptimizerConfig(lr=1e-3, lr_warmup_iters=5, weight_decay=0.0),
+    )
+
+    def prepare(rebuild: bool) -> None:
+        from llm_rl.presets.tiny import write_model, write_sums
+
+        def write(staging: Path) -> None:
+            write_sums(staging)
+
+        built_once(sums, write, rebuild=rebuild)
+        built_once(model, write_model, rebuild=rebuild)
+
+    return Preset("llm-sft-tiny", config, prepare)
+
+
+def tiny_dpo(cache: Path | None = None) -> Preset:
+    """DPO on pairs of a right sum and a wrong one that the warm model drew itself."""
+    root = (cache or cache_root()) / "tiny"
+    warm, pairs = tiny_grpo(cache), root / "pairs"
+    grpo = warm.config
+    config = dataclasses.replace(
+        grpo,
+        data=dataclasses.replace(grpo.data, prompt_data=str(pairs / "pairs.jsonl"), label_key=None),
+        batch=BatchConfig(
+            num_rollout=30,
+            rollout_batch_size=256,
+            num_steps_per_rollout=2,
+            use_dynamic_batch_size=True,
+            max_tokens_per_gpu=16384,
+        ),
+        evaluation=dataclasses.replace(grpo.evaluation, eval_target=None),
+        algorithm=AlgorithmConfig(loss_type="dpo_loss"),
+        optimizer=OptimizerConfig(lr=2e-4, lr_warmup_iters=5, weight_decay=0.0),
+    )
+
+    def prepare(rebuild: bool) -> None:
+        from llm_rl.presets.pairs import write_pairs
+
+        warm.prepare(rebuild)
+        model, sums = root / "warm", root / "sums" / "train.jsonl"
+
+        def draw(staging: Path) -> None:
+            write_pairs(staging / "pairs.jsonl", model, sums)
+
+        built_once(pairs, draw, rebuild=rebuild)
+
+    return Preset("llm-dpo-tiny", config, prepare)
+
+
 PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_grpo, "smollm2-135m": smollm2_grpo}
+SFT_PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_sft}
+DPO_PRESETS: dict[str, Callable[[], Preset]] = {"tiny": tiny_dpo}

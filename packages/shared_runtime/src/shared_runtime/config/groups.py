@@ -250,12 +250,17 @@ class DebugConfig:
     load_debug_rollout_data: str | None = None
     """Train from these recordings; implies --debug-train-only."""
 
-    def check(self, problems: Problems) -> None:
-        """Note halves that exclude each other and paths that would be written over."""
+    def check(self, problems: Problems, *, own_rollouts: bool = False) -> None:
+        """Note halves that exclude each other and paths that would be written over.
+
+        Args:
+            problems: Where they go.
+            own_rollouts: Whether what is trained on comes without an engine (supervised data).
+        """
         train_only = self.debug_train_only or self.load_debug_rollout_data is not None
         if self.debug_rollout_only and train_only:
             problems.add("--debug-rollout-only and --debug-train-only exclude each other")
-        if self.debug_train_only and self.load_debug_rollout_data is None:
+        if self.debug_train_only and not own_rollouts and self.load_debug_rollout_data is None:
             problems.add("--debug-train-only needs --load-debug-rollout-data")
         for name in ("save_debug_rollout_data", "load_debug_rollout_data"):
             template = getattr(self, name)

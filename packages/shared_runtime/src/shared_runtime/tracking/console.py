@@ -156,7 +156,8 @@ class ConsoleSink(Sink):
         return " | ".join(parts)
 
     def _facts(self) -> list[tuple[str, str]]:
-        facts = [("reward", _number(first_of(self._metrics, REWARD)))]
+        reward = first_of(self._metrics, REWARD)
+        facts = [] if reward is None else [("reward", _number(reward))]
         scores = eval_scores(self._metrics)
         facts += [(self._score_name(name, len(scores)), _number(score)) for name, score in scores.items()]
         for key, label in (("train/loss", "loss"), ("train/grad_norm", "grad norm")):

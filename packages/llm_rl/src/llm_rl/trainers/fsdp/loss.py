@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from llm_rl.algorithms.dpo_loss import dpo_loss
 from llm_rl.algorithms.log_probs import TokenLogProbs
 from llm_rl.algorithms.metrics import ppo_kl
 from llm_rl.algorithms.policy_loss import (
@@ -62,6 +63,8 @@ def compute_loss(
     assert output is not None
     if settings.loss_type == "sft_loss":
         result = LossOutput(masked_sum(sft_loss(output.log_probs, batch.mask), weights))
+    elif settings.loss_type == "dpo_loss":
+        result = _preference_loss(batch, output.log_probs, settings, num_pairs=max(global_num_samples // 2, 1))
     else:
         denominator = global_num_tokens if settings.calculate_per_token_loss else global_num_samples
         result = _policy_loss(batch, output.log_probs, weights, settings, max(denominator, 1))
@@ -108,6 +111,30 @@ def old_log_probs(batch: MicroBatch, log_probs: Tensor, *, use_rollout_logprobs:
     if bool((~batch.has_rollout_log_probs & (batch.mask != 0)).any()):
         raise ValueError("--use-rollout-logprobs: some rows have no rollout log-probs")
     return batch.rollout_log_probs
+
+
+def _preference_loss(
+    batch: MicroBatch, log_probs: Tensor, settings: FsdpTrainerSettings, *, num_pairs: int
+) -> LossOutput:
+    """DPO's loss, and what is watched beside it: the implicit rewards, how often and how far the right side leads."""
+    assert batch.ref_log_probs is not None
+    pairs = dpo_loss(
+        log_probs,
+        batch.ref_log_probs,
+        batch.mask,
+        batch.segments,
+        beta=settings.dpo_beta,
+        label_smoothing=settings.dpo_label_smoothing,
+    )
+    margins = pairs.chosen_rewards - pairs.rejected_rewards
+    watched = {
+        "rewards/chosen": pairs.chosen_rewards,
+        "rewards/rejected": pairs.rejected_rewards,
+        "rewards/accuracies": (margins > 0).to(margins.dtype),
+        "rewards/margins": margins,
+    }
+    metrics = {name: values.sum() / num_pairs for name, values in watched.items()}
+    return LossOutput(pairs.loss.sum() / num_pairs, metrics)
 
 
 def _policy_loss(

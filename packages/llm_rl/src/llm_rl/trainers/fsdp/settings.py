@@ -31,7 +31,7 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     """Attention of transformers; sdpa and eager pad. Unset: packed, with flash_attention_2 on a GPU that has it."""
 
     # Objective
-    loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = "policy_loss"
+    loss_type: Literal["policy_loss", "sft_loss", "dpo_loss", "custom_loss"] = "policy_loss"
     """What is minimised."""
     advantage_estimator: AdvantageEstimator = "grpo"
     """How rewards become advantages, and with gspo and cispo the form of the loss."""
@@ -42,7 +42,7 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     lambd: float = 1.0
     """λ of generalised advantage estimation, with the estimator ppo."""
     rollout_temperature: float = 1.0
-    """All log-probs are taken at this temperature (supervised training: at 1)."""
+    """All log-probs are taken at this temperature (supervised training and DPO: at 1)."""
     eps_clip: float = 0.2
     """Lower clip range."""
     eps_clip_high: float | None = None
@@ -92,6 +92,12 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     opd_reward_weight_mode: Literal["student_p", "teacher_p", "none"] = "student_p"
     """What weighs them."""
 
+    # Preference pairs, with dpo_loss
+    dpo_beta: float = 0.1
+    """Strength of DPO's pull towards the reference."""
+    dpo_label_smoothing: float = 0.0
+    """Assumed share of pairs whose preference is the wrong way round."""
+
     # Hooks
     custom_tis_function: Callable[..., Any] | None = None
     """`(train_log_probs, rollout_log_probs, mask, segments) -> Correction`. Unset: truncated importance sampling."""
@@ -105,7 +111,7 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     @property
     def needs_reference(self) -> bool:
         """Whether a frozen reference is loaded."""
-        return self.use_kl_loss or self.kl_coef > 0
+        return self.use_kl_loss or self.kl_coef > 0 or self.loss_type == "dpo_loss"
 
     @property
     def use_critic(self) -> bool:
@@ -115,7 +121,7 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     @property
     def temperature(self) -> float:
         """Temperature of all log-probs."""
-        return 1.0 if self.loss_type == "sft_loss" else self.rollout_temperature
+        return 1.0 if self.loss_type in ("sft_loss", "dpo_loss") else self.rollout_temperature
 
     def check(self) -> None:
         """Refuse combinations that can't work.
