@@ -51,6 +51,8 @@ def test_a_good_config_passes(good: TrainConfig) -> None:
         ({"batch": {"n_samples_per_prompt": 1}}, ["--n-samples-per-prompt is 1", "grpo"]),
         ({"algorithm": {"eps_clip": 1.5}}, ["--eps-clip", "1.5"]),
         ({"algorithm": {"eps_clip_c": 0.5}}, ["--eps-clip-c", "0.5"]),
+        ({"algorithm": {"use_unbiased_kl": True}}, ["--use-unbiased-kl", "--use-kl-loss"]),
+        ({"algorithm": {"opsm_delta": -1.0}}, ["--opsm-delta", "-1.0"]),
         ({"algorithm": {"kl_loss_coef": 0.1}}, ["--use-kl-loss"]),
         ({"algorithm": {"use_rollout_logprobs": True}, "correction": {"use_tis": True}}, ["--use-rollout-logprobs"]),
         ({"hooks": {"custom_tis_function_path": "a.b"}}, ["--custom-tis-function-path", "--use-tis"]),

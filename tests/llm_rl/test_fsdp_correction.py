@@ -151,3 +151,26 @@ def test_rows_without_log_probs_are_refused(start):
     del rows[2]["rollout_log_probs"]
     with pytest.raises(ValueError, match="needs the engine's log-probs"):
         start(use_tis=True).train(0, plan(rows)[0])
+
+
+def test_sequence_masking_and_unbiased_kl_against_plain_loops(start, tiny_model_dir):
+    """Rows of older weights: the old policy is the engine's, so sequences have drifted and the ratio is not 1."""
+    rows = make_rows(6, version=0)
+    model = plain_model(tiny_model_dir, torch.float64)
+    old = {i: torch.as_tensor(row["rollout_log_probs"]).double() for i, row in enumerate(rows)}
+    log_probs = [row_log_probs(model, row) for row in rows]
+    samples, weights, kl = len(rows), [], torch.zeros((), dtype=torch.float64)
+    for i, row in enumerate(rows):
+        mask = torch.as_tensor(row["loss_mask"]).double()
+        count = mask.sum().clamp(min=1)
+        drift = ((old[i] - log_probs[i].detach()) * mask).sum() / count
+        weights.append(torch.full_like(old[i], 0.0 if row["reward"] < 0 and drift > 0.05 else 1.0))
+        ratio = (log_probs[i] - old[i]).exp()
+        kl = kl + (ratio * (log_probs[i] - log_probs[i].detach()) * mask).sum() / (count * samples)
+    assert 0 < sum(float(w.sum()) == 0 for w in weights) < sum(row["reward"] < 0 for row in rows)
+    expected = gradients(model, policy_gradient_loss(model, rows, old=old, weights=weights) + 0.5 * kl)
+    trainer = start(use_opsm=True, opsm_delta=0.05, use_kl_loss=True, kl_loss_coef=0.5, use_unbiased_kl=True)
+    for layout in ({}, {"max_tokens_per_gpu": None, "micro_batch_size": 2}):
+        metrics, found = gradient_of(trainer, rows, rollout_id=1, **layout)
+        assert_same_gradients(found, expected, rtol=0, atol=TOLERANCE)
+        assert 0 < metrics["train/opsm_clipfrac"] < 1

@@ -154,6 +154,8 @@ class AlgorithmConfig:
     """Weight of the KL divergence in the loss; 0 only monitors."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
     """Estimator of the KL divergence."""
+    use_unbiased_kl: bool = False
+    """Multiply the divergence by the ratio to the old policy, which makes it unbiased off-policy."""
     kl_coef: float = 0.0
     """Weight of the KL penalty in the token rewards of the REINFORCE++ estimators."""
     entropy_coef: float = 0.0
@@ -162,6 +164,10 @@ class AlgorithmConfig:
     """Log the entropy when its weight is 0."""
     calculate_per_token_loss: bool = False
     """Average over all trainable tokens instead of over samples."""
+    use_opsm: bool = False
+    """Off-policy sequence masking: drop the negative advantages of sequences that drifted from the old policy."""
+    opsm_delta: float = 1e-4
+    """Mean of log pi_old - log pi over a sequence above which it has drifted."""
     use_rollout_logprobs: bool = False
     """Take the engine's log-probs as the old policy's."""
     check_for_nan_in_loss_and_grad: bool = True
@@ -403,6 +409,9 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     )
     problems.require(0 < algorithm.gamma <= 1, f"--gamma must be in (0, 1], got {algorithm.gamma}")
     problems.require(0 <= algorithm.lambd <= 1, f"--lambd must be in [0, 1], got {algorithm.lambd}")
+    problems.not_negative(opsm_delta=algorithm.opsm_delta)
+    if algorithm.use_unbiased_kl and not algorithm.use_kl_loss:
+        problems.add("--use-unbiased-kl has no effect without --use-kl-loss")
     if algorithm.kl_loss_coef > 0 and not algorithm.use_kl_loss:
         problems.add(f"--kl-loss-coef {algorithm.kl_loss_coef} has no effect without --use-kl-loss")
     if algorithm.kl_coef > 0 and algorithm.advantage_estimator == "ppo":

@@ -15,6 +15,7 @@ from llm_rl.algorithms.policy_loss import (
     PolicyLoss,
     cispo_loss,
     clipped_policy_loss,
+    opsm_keep,
     sequence_log_ratio,
     token_log_ratio,
 )
@@ -144,6 +145,10 @@ def _policy_loss(
     old = old_log_probs(batch, log_probs, use_rollout_logprobs=settings.use_rollout_logprobs)
     per_token = _surrogate(batch, log_probs, old, settings)
     losses = per_token.loss if batch.importance_weights is None else per_token.loss * batch.importance_weights
+    keep = None
+    if settings.use_opsm:
+        keep = opsm_keep(log_probs, old, batch.advantages, batch.mask, batch.segments, delta=settings.opsm_delta)
+        losses = losses * keep
     if settings.pg_loss_reducer is None:
         pg_loss = masked_sum(losses, weights)
     else:
@@ -157,12 +162,17 @@ def _policy_loss(
     result = LossOutput(pg_loss)
     result.metrics["pg_loss"] = pg_loss.detach()
     result.metrics["pg_clipfrac"] = masked_sum(per_token.clipped, weights)
+    if keep is not None:
+        result.metrics["opsm_clipfrac"] = masked_sum(1 - keep, weights)
     if batch.importance_weights is not None:
         result.metrics["ois"] = masked_sum(per_token.ratio, weights)
     result.metrics["ppo_kl"] = masked_sum(ppo_kl(log_probs, old, batch.mask), weights)
     if settings.use_kl_loss:
         assert batch.ref_log_probs is not None
-        kl = kl_estimate(log_probs, batch.ref_log_probs, settings.kl_loss_type, mask=batch.mask)
+        behaviour = old if settings.use_unbiased_kl else None
+        kl = kl_estimate(
+            log_probs, batch.ref_log_probs, settings.kl_loss_type, mask=batch.mask, behavior_log_probs=behaviour
+        )
         kl_loss = masked_sum(kl, weights)
         result.metrics["kl_loss"] = kl_loss.detach()
         if settings.kl_loss_coef:

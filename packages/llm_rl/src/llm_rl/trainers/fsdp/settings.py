@@ -55,6 +55,8 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     """Its weight in the loss."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
     """Estimator of the divergence, in the loss and in the reward."""
+    use_unbiased_kl: bool = False
+    """Multiply the divergence in the loss by the ratio to the old policy."""
     kl_coef: float = 0.0
     """Weight of the KL penalty in the token rewards of the REINFORCE++ estimators."""
     entropy_coef: float = 0.0
@@ -63,6 +65,10 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     """Measure the entropy when its weight is 0."""
     calculate_per_token_loss: bool = False
     """Average over trainable tokens instead of over samples."""
+    use_opsm: bool = False
+    """Drop the negative advantages of sequences that drifted from the old policy."""
+    opsm_delta: float = 1e-4
+    """Mean of log π_old - log π over a sequence above which it has drifted."""
     use_rollout_logprobs: bool = False
     """Take the engine's log-probs as the old policy's."""
 
