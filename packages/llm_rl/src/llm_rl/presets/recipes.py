@@ -169,7 +169,7 @@ def tiny_sft(cache: Path | None = None) -> Preset:
         grpo,
         model=ModelConfig(hf_checkpoint=model),
         batch=BatchConfig(
-            num_rollout=60,
+            num_rollout=120,
             rollout_batch_size=640,
             num_steps_per_rollout=5,
             use_dynamic_batch_size=True,
@@ -199,7 +199,7 @@ def tiny_dpo(cache: Path | None = None) -> Preset:
     grpo = warm.config
     config = dataclasses.replace(
         grpo,
-        data=dataclasses.replace(grpo.data, prompt_data=str(pairs / "pairs.jsonl"), label_key=None),
+        data=dataclasses.replace(grpo.data, prompt_data=str(pairs / "pairs.jsonl")),
         batch=BatchConfig(
             num_rollout=30,
             rollout_batch_size=256,
