@@ -13,6 +13,7 @@ from llm_rl.config import (
     EvalConfig,
     HooksConfig,
     ModelConfig,
+    PreferenceConfig,
     RewardConfig,
     SamplingConfig,
     TrainConfig,
@@ -201,15 +202,16 @@ def tiny_dpo(cache: Path | None = None) -> Preset:
         grpo,
         data=dataclasses.replace(grpo.data, prompt_data=str(pairs / "pairs.jsonl")),
         batch=BatchConfig(
-            num_rollout=30,
+            num_rollout=12,
             rollout_batch_size=256,
             num_steps_per_rollout=2,
             use_dynamic_batch_size=True,
             max_tokens_per_gpu=16384,
         ),
-        evaluation=dataclasses.replace(grpo.evaluation, eval_target=None),
+        evaluation=dataclasses.replace(grpo.evaluation, eval_interval=4, eval_target=None),
         algorithm=AlgorithmConfig(loss_type="dpo_loss"),
-        optimizer=OptimizerConfig(lr=2e-4, lr_warmup_iters=5, weight_decay=0.0),
+        preference=PreferenceConfig(dpo_beta=1.0),  # with less, both responses become less likely
+        optimizer=OptimizerConfig(lr=5e-5, lr_warmup_iters=5, weight_decay=0.0),
     )
 
     def prepare(rebuild: bool) -> None:
