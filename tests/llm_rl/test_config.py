@@ -57,6 +57,10 @@ def test_a_good_config_passes(good: TrainConfig) -> None:
         ({"algorithm": {"use_rollout_logprobs": True}, "correction": {"use_tis": True}}, ["--use-rollout-logprobs"]),
         ({"hooks": {"custom_tis_function_path": "a.b"}}, ["--custom-tis-function-path", "--use-tis"]),
         ({"model": {"update_weights_interval": 0}}, ["--update-weights-interval", "0"]),
+        (
+            {"model": {"update_weights_interval": 4}, "checkpoint": {"save_interval": 10}},
+            ["--save-interval 10", "--update-weights-interval 4"],
+        ),
         ({"algorithm": {"loss_type": "custom_loss"}}, ["--custom-loss-function-path"]),
         ({"algorithm": {"advantage_estimator": "ppo", "kl_coef": 0.1}}, ["--kl-coef must be 0", "--use-kl-loss"]),
         ({"algorithm": {"advantage_estimator": "ppo", "lambd": 1.5}}, ["--lambd", "1.5"]),

@@ -333,6 +333,12 @@ def _check_sources(config: TrainConfig, problems: Problems) -> None:
         update_weight_buffer_size=model.update_weight_buffer_size,
         update_weights_interval=model.update_weights_interval,
     )
+    saved, interval = config.checkpoint.save_interval, model.update_weights_interval
+    if saved is not None and interval > 0 and saved % interval:
+        problems.add(
+            f"--save-interval {saved} is no multiple of --update-weights-interval {interval}: a run that goes on from "
+            "a checkpoint between two updates would not lag as it did"
+        )
     if config.run.in_process and config.world_size > 1:
         problems.add(f"--in-process is one trainer rank, but the layout asks for {config.world_size}")
 
