@@ -8,11 +8,12 @@ from tools.flag_table import render
 
 from diffusion_rl.cli import train_from_command_line
 from diffusion_rl.config import TrainConfig
-from diffusion_rl.presets.recipes import tiny_grpo, tiny_nft
+from diffusion_rl.presets.recipes import tiny_grpo, tiny_nft, tiny_sft
 
 DEFAULTS = {
     "scripts/run_diffusion_grpo.py": tiny_grpo().config,
     "scripts/run_diffusion_nft.py": tiny_nft().config,
+    "scripts/run_diffusion_sft.py": tiny_sft().config,
     "diffusion-rl": TrainConfig(),
 }
 PAGES = [ROOT / "docs" / "diffusion.md", ROOT / "packages" / "diffusion_rl" / "README.md"]
