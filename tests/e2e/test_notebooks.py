@@ -32,6 +32,7 @@ def test_group_size_ablation() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # it may have to make the pipeline
 def test_stochastic_steps_ablation() -> None:
     from diffusion_rl.presets.recipes import tiny_grpo
 
