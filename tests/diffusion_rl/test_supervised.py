@@ -106,6 +106,13 @@ def test_what_is_encoded_is_what_diffusers_encodes(tiny_sd3: Any, tiny_sd3_dir: 
         np.testing.assert_allclose(sample.conditions["pooled_projections"], pooled[0].numpy(), rtol=0, atol=1e-5)
 
 
+def test_evaluation_prompts_need_no_pictures(config: TrainConfig, captioned: Path) -> None:
+    evaluation = EvalConfig(eval_prompt_data=("shapes", str(captioned.with_name("held_out.jsonl"))))
+    reward = dataclasses.replace(config.reward, rm_type="shapes")
+    prepared = preflight(resolve(dataclasses.replace(config, evaluation=evaluation, reward=reward)))
+    assert len(prepared.eval_sets["shapes"]) == 16
+
+
 def test_pictures_of_any_mode_are_rgb(tmp_path: Path) -> None:
     Image.new("LA", (3, 2), (255, 128)).save(tmp_path / "grey.png")
     picture = read_picture(tmp_path / "grey.png")

@@ -162,20 +162,22 @@ def _check_steps(config: TrainConfig, strategy: Callable[..., Any]) -> None:
 
 
 def _load_captioned(config: TrainConfig, path: str, named_by: str) -> PromptDataset:
-    prompts = _read_prompts(config, path, named_by)
+    prompts = _read_prompts(config, path, named_by, config.data.label_key)
     height, width = config.sampling.diffusion_height, config.sampling.diffusion_width
     return _checked(prompts, path, lambda row: picture_problem(row, prompts.path.parent, height, width))
 
 
 def _load_prompts(config: TrainConfig, path: str, named_by: str) -> PromptDataset:
     check = row_check(config.reward.rm_type) if config.hooks.custom_rm_path is None else lambda row: None
-    return _checked(_read_prompts(config, path, named_by), path, check)
+    supervised = config.algorithm.loss_type == "sft_loss"  # a label is a picture there, and prompts to score have none
+    label_key = None if supervised else config.data.label_key
+    return _checked(_read_prompts(config, path, named_by, label_key), path, check)
 
 
-def _read_prompts(config: TrainConfig, path: str, named_by: str) -> PromptDataset:
+def _read_prompts(config: TrainConfig, path: str, named_by: str, label_key: str | None) -> PromptDataset:
     data = config.data
     return PromptDataset.load(
-        path, input_key=data.input_key, label_key=data.label_key, metadata_key=data.metadata_key, flag=named_by
+        path, input_key=data.input_key, label_key=label_key, metadata_key=data.metadata_key, flag=named_by
     )
 
 
