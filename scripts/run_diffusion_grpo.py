@@ -7,27 +7,9 @@
 Every flag of `diffusion-rl train --help` can follow. `--no-cache` makes the model and the data anew.
 """
 
-import argparse
-
 from diffusion_rl.cli import train_from_command_line
 from diffusion_rl.presets.recipes import GRPO_PRESETS
-
-
-def main() -> None:
-    """Pick the preset, then hand the remaining flags to the trainer."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--preset", choices=sorted(GRPO_PRESETS), default="tiny")
-    parser.add_argument("--no-cache", action="store_true")
-    ours, flags = parser.parse_known_args()
-    preset = GRPO_PRESETS[ours.preset]()
-    train_from_command_line(
-        preset.config,
-        flags,
-        recipe=preset.name,
-        description=__doc__,
-        prepare=lambda: preset.prepare(ours.no_cache),
-    )
-
+from shared_runtime.recipe import run_recipe
 
 if __name__ == "__main__":
-    main()
+    run_recipe(GRPO_PRESETS, train_from_command_line, __doc__)

@@ -8,26 +8,9 @@ The first run trains the teacher, in minutes on two CPU cores. Every flag of `ll
 `--no-cache` makes models and data anew.
 """
 
-import argparse
-
 from llm_rl.cli import train_from_command_line
 from llm_rl.presets.recipes import tiny_opd
-
-
-def main() -> None:
-    """Take the preset; the flags go to the trainer."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--no-cache", action="store_true")
-    ours, flags = parser.parse_known_args()
-    preset = tiny_opd()
-    train_from_command_line(
-        preset.config,
-        flags,
-        recipe=preset.name,
-        description=__doc__,
-        prepare=lambda: preset.prepare(ours.no_cache),
-    )
-
+from shared_runtime.recipe import run_recipe
 
 if __name__ == "__main__":
-    main()
+    run_recipe({"tiny": tiny_opd}, train_from_command_line, __doc__)

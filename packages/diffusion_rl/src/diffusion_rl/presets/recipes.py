@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from diffusion_rl.config import (
@@ -18,23 +17,11 @@ from diffusion_rl.config import (
     SamplingConfig,
     TrainConfig,
 )
+from shared_runtime import recipe
 from shared_runtime.cache import built_once, cache_root
 from shared_runtime.config import CheckpointConfig, ClusterConfig, DataConfig, OptimizerConfig
 
-
-@dataclass(frozen=True)
-class Preset:
-    """A ready-made run.
-
-    Attributes:
-        name: Name of the recipe's run directory.
-        config: Its settings.
-        prepare: Makes model and data in the cache; the argument asks to make them anew.
-    """
-
-    name: str
-    config: TrainConfig
-    prepare: Callable[[bool], None]
+Preset = recipe.Preset[TrainConfig]
 
 
 def tiny_grpo(cache: Path | None = None) -> Preset:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from llm_rl.config import (
@@ -19,6 +18,7 @@ from llm_rl.config import (
     TrainConfig,
 )
 from llm_rl.presets.cache import built_once, cache_root
+from shared_runtime import recipe
 from shared_runtime.config import (
     BatchConfig,
     CheckpointConfig,
@@ -28,20 +28,7 @@ from shared_runtime.config import (
     OptimizerConfig,
 )
 
-
-@dataclass(frozen=True)
-class Preset:
-    """A ready-made run.
-
-    Attributes:
-        name: Name of the recipe's run directory.
-        config: Its settings.
-        prepare: Makes model and data in the cache; the argument asks to make them anew.
-    """
-
-    name: str
-    config: TrainConfig
-    prepare: Callable[[bool], None]
+Preset = recipe.Preset[TrainConfig]
 
 
 def tiny_grpo(cache: Path | None = None) -> Preset:
