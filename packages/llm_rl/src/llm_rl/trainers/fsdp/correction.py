@@ -14,7 +14,7 @@ from llm_rl.algorithms.metrics import AllReduce, MetricSums
 from llm_rl.algorithms.mismatch import mismatch_metrics
 from llm_rl.algorithms.rollout_correction import CorrectionFunction, truncated_importance_sampling
 from llm_rl.algorithms.segments import Segments
-from llm_rl.correction_config import CorrectionConfig
+from llm_rl.config.correction import CorrectionConfig
 from llm_rl.trainers.fsdp.batch import MicroBatch
 from shared_runtime.hooks import takes_keyword
 from shared_runtime.training.plan import StepPlan

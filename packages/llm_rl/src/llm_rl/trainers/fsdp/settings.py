@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llm_rl.correction_config import CorrectionConfig, check_correction
+from llm_rl.config.correction import CorrectionConfig, check_correction
 from shared_runtime.config import Problems
 from shared_runtime.training.settings import FsdpSettings
 
