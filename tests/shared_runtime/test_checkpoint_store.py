@@ -235,6 +235,13 @@ class Ranks:
         assert (directory / "part").read_text() == "x"
 
 
+def test_a_request_between_two_weight_updates_waits_for_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "save_now"
+    file.touch()
+    saver = Saver(CheckpointStore(tmp_path / "own"), interval=None, sentinel=file, update_weights_interval=3)
+    assert [saver.due(n, last=False) for n in range(1, 7)] == [False, False, True, False, False, True]
+
+
 def test_the_saver_answers_a_request_only_when_the_checkpoint_is_there(tmp_path: Path) -> None:
     ranks, file = Ranks(), tmp_path / "save_now"
     trainers, store = InProcessGroup(ranks), CheckpointStore(tmp_path / "own")

@@ -256,7 +256,7 @@ class TestWandb:
         assert re.search(r"ConfigError: --use-wandb: .*login.*\(or give --wandb-mode offline\)$", run.stderr.strip())
 
     def test_offline_run_and_its_continuation(self, tmp_path):
-        with Tracker([self.open(tmp_path, api_key="s3cret" + "0" * 34)]) as tracker:
+        with Tracker([self.open(tmp_path, run_id="mine", team="us", api_key="s3cret" + "0" * 34)]) as tracker:
             tracker.truncate_after(-2)
             for step in range(-1, 3):
                 tracker.log(step, {"a": step, "bad": float("nan")})
@@ -268,7 +268,8 @@ class TestWandb:
             tracker.log_images(4, "media", [LoggedImage(np.zeros((4, 4, 3), dtype=np.uint8), "a caption")])
             assert tracker.errors == {}
         (first, rows), (second, later) = wandb_records(tmp_path)
-        assert first.run_id == second.run_id
+        assert first.run_id == second.run_id == "mine"
+        assert first.entity == "us"
         assert (first.project, first.run_group, first.display_name) == ("project", "g", "tiny")
         points = [(row["rollout/step"], row["a"]) for row in rows + later if "a" in row]
         assert points == [(-1, -1), (0, 0), (1, 1), (2, 2), (3, 30), (4, 40)]  # step 2 was sent before
@@ -296,9 +297,10 @@ class TestWandb:
 
 
 def test_build_tracker_writes_all_of_a_run(tmp_path, capsys):
+    wandb = {"wandb_mode": "offline", "wandb_run_id": "abcd", "wandb_dir": tmp_path / "elsewhere"}
     with (
         open_run_directory(tmp_path / "runs", "tiny", {"seed": 1}) as run,
-        build_tracker(run, 2, tensorboard_dir=tmp_path / "tb", use_wandb=True, wandb_mode="offline") as tracker,
+        build_tracker(run, 2, tensorboard_dir=tmp_path / "tb", use_wandb=True, **wandb) as tracker,
     ):
         for step in range(2):
             tracker.log(step, STEP)
@@ -308,8 +310,8 @@ def test_build_tracker_writes_all_of_a_run(tmp_path, capsys):
     assert [row["response"] for row in read_rows(run.samples_path)] == ["2", "2"]
     assert run.reward_plot_path.exists()
     assert list((tmp_path / "tb" / "tiny").glob("events*"))
+    assert list((tmp_path / "elsewhere" / "wandb").glob("offline-run-*-abcd"))
     with build_tracker(run, 2, use_tensorboard=True, progress="none") as tracker:
         tracker.log(2, STEP)
     assert list((run.path / "tensorboard").glob("events*"))
-    assert list(run.path.glob("wandb/offline-run-*"))
     assert "step 2/2 | reward 0.500" in capsys.readouterr().out

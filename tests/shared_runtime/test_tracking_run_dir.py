@@ -16,7 +16,7 @@ import yaml
 
 from shared_runtime.tracking import RunDirectoryError, RunInUseError, open_run_directory
 from shared_runtime.tracking.config_diff import differences, to_plain
-from shared_runtime.tracking.run_dir import read_state
+from shared_runtime.tracking.run_dir import check_run_directory, read_state
 
 CONFIG = {"batch": {"rollout_batch_size": 32}, "optimizer": {"lr": 1e-6}, "seed": 1}
 
@@ -254,3 +254,47 @@ def test_config_values_survive_the_file(tmp_path):
 
 def test_true_is_not_one():
     assert differences({"a": True, "b": 1}, {"a": 1, "b": 1.0}) == ["a: True there, 1 now"]
+
+
+class TestCheckRunDirectory:
+    """What `--dry-run` says of a run's directory is what the run would say, and nothing is made."""
+
+    def check(self, tmp_path, name="mine", config=CONFIG, **options):
+        check_run_directory(tmp_path / "runs", config, name, **options)
+
+    def test_nothing_is_made(self, tmp_path):
+        self.check(tmp_path)
+        self.check(tmp_path, name=None)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_unfinished_run_may_go_on(self, tmp_path):
+        with open_run(tmp_path, name="mine"):
+            pass
+        self.check(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("config", "finish", "message"),
+        [({"seed": 2}, False, "another configuration"), (CONFIG, True, "has finished")],
+    )
+    def test_another_or_a_finished_run_is_refused(self, tmp_path, config, finish, message):
+        with open_run(tmp_path, name="mine") as run:
+            if finish:
+                run.finish()
+        with pytest.raises(RunDirectoryError, match=message):
+            self.check(tmp_path, config=config)
+
+    def test_a_run_in_use_is_refused(self, tmp_path):
+        with open_run(tmp_path, name="mine"), pytest.raises(RunInUseError, match="is being written by"):
+            self.check(tmp_path)
+
+    def test_a_directory_of_other_files_is_refused_and_left_alone(self, tmp_path):
+        (tmp_path / "runs" / "mine").mkdir(parents=True)
+        (tmp_path / "runs" / "mine" / "thesis.tex").touch()
+        with pytest.raises(RunDirectoryError, match="not a run"):
+            self.check(tmp_path)
+        assert [p.name for p in (tmp_path / "runs" / "mine").iterdir()] == ["thesis.tex"]
+
+    def test_files_in_the_way_are_named(self, tmp_path):
+        (tmp_path / "runs").touch()
+        with pytest.raises(RunDirectoryError, match="is a file"):
+            self.check(tmp_path)

@@ -52,7 +52,7 @@ def run_from_command_line(
 
     logging.disable_progress_bar()  # the run has its own display
     runs.run_from_command_line(
-        check=lambda: preflight(resolve(config)),
+        check=lambda: runs.check_directory(preflight(resolve(config)).config),
         train=lambda: train(config, recipe=recipe),
         dry_run=dry_run,
         prepare=prepare,

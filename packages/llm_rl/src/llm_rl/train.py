@@ -42,7 +42,7 @@ def run_from_command_line(
 ) -> None:
     """Prepare, check, train, and say where the results are. Ends the process with a message where that can't work."""
     runs.run_from_command_line(
-        check=lambda: preflight(resolve(config)),
+        check=lambda: runs.check_directory(preflight(resolve(config)).config),
         train=lambda: train(config, recipe=recipe),
         dry_run=dry_run,
         prepare=prepare,

@@ -28,7 +28,7 @@ from shared_runtime.placement.cluster import ClusterError
 from shared_runtime.placement.failures import WorkerDied
 from shared_runtime.placement.groups import WorkerGroup
 from shared_runtime.tracking.build import build_tracker
-from shared_runtime.tracking.run_dir import RunDirectory, open_run_directory
+from shared_runtime.tracking.run_dir import RunDirectory, check_run_directory, open_run_directory
 from shared_runtime.tracking.run_lock import RunDirectoryError
 from shared_runtime.workers import Workers
 
@@ -135,18 +135,36 @@ def run(config: Config, parts: RunParts, *, recipe: str) -> TrainResult:
     Raises:
         RunDirectoryError: If the directory is another run's.
     """
-    ignore = [*MAY_CHANGE_ON_RESUME]
-    if config.optimizer.lr_decay_style == "constant" or config.optimizer.lr_decay_iters is not None:
-        ignore.append("batch.num_rollout")
     with open_run_directory(
         config.run.runs_dir,
         recipe,
         to_dict(config),
         config.run.run_name,
-        ignore=ignore,
+        ignore=_may_change(config),
         num_rollout=config.batch.num_rollout,
     ) as directory:
         return _run_in(directory, config, parts)
+
+
+def check_directory(config: Config) -> None:
+    """Find out whether the run may have its directory, without making it.
+
+    Raises:
+        RunDirectoryError: If the directory is another run's.
+    """
+    check_run_directory(
+        config.run.runs_dir,
+        to_dict(config),
+        config.run.run_name,
+        ignore=_may_change(config),
+        num_rollout=config.batch.num_rollout,
+    )
+
+
+def _may_change(config: Config) -> list[str]:
+    """Keys that may differ between the starts of one run."""
+    scheduled = config.optimizer.lr_decay_style != "constant" and config.optimizer.lr_decay_iters is None
+    return [*MAY_CHANGE_ON_RESUME, *([] if scheduled else ["batch.num_rollout"])]
 
 
 def _run_in(directory: RunDirectory, config: Config, parts: RunParts) -> TrainResult:
@@ -164,7 +182,11 @@ def _run_in(directory: RunDirectory, config: Config, parts: RunParts) -> TrainRe
                 use_wandb=tracking.use_wandb,
                 wandb_project=tracking.wandb_project,
                 wandb_group=tracking.wandb_group,
+                wandb_team=tracking.wandb_team,
+                wandb_run_id=tracking.wandb_run_id,
+                wandb_host=tracking.wandb_host,
                 wandb_mode=tracking.wandb_mode,
+                wandb_dir=tracking.wandb_dir,
                 use_tensorboard=tracking.use_tensorboard,
                 tensorboard_dir=tracking.tensorboard_dir,
             )
@@ -180,6 +202,7 @@ def _run_in(directory: RunDirectory, config: Config, parts: RunParts) -> TrainRe
             interval=config.checkpoint.save_interval,
             sentinel=config.checkpoint.save_trigger_sentinel,
             load=config.checkpoint.load,
+            update_weights_interval=parts.update_weights_interval,
         )
         loop = TrainLoop(domain, workers.trainers, workers.engines, tracker, saver, _loop_settings(config, parts))
         result = loop.run()

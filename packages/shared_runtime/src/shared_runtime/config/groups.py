@@ -225,6 +225,14 @@ class TrackingConfig:
     """Project name."""
     wandb_group: str | None = None
     """Group name."""
+    wandb_team: str | None = None
+    """Team or user that the project belongs to. Unset: the account's default."""
+    wandb_run_id: str | None = None
+    """Id of the W&B run. Unset: a new one, which the run's directory keeps."""
+    wandb_host: str | None = None
+    """Address of a W&B server of your own."""
+    wandb_dir: Path | None = None
+    """Where W&B keeps its files. Unset: `wandb` in the run's directory."""
     wandb_mode: Literal["online", "offline", "disabled"] | None = None
     """Offline writes below the run's directory. Unset: `WANDB_MODE`, else online."""
     use_tensorboard: bool = False

@@ -31,7 +31,7 @@ def build_tracker(
     wandb_group: str | None = None,
     wandb_team: str | None = None,
     wandb_host: str | None = None,
-    wandb_key: str | None = None,
+    wandb_run_id: str | None = None,
     wandb_mode: Mode | None = None,
     wandb_dir: Path | None = None,
     use_tensorboard: bool = False,
@@ -77,7 +77,7 @@ def build_tracker(
                 mode=wandb_mode,
                 directory=wandb_dir or run.path,
                 config=config,
-                api_key=wandb_key,
+                run_id=wandb_run_id,
             )
         )
     sinks.append(RewardPlot(run.metrics_path, run.reward_plot_path, run.name, score_label))

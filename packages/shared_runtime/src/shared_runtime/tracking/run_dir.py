@@ -174,6 +174,33 @@ def open_run_directory(
         return _start(path, acquire(path), plain)
 
 
+def check_run_directory(
+    runs_dir: Path,
+    config: Mapping[str, Any],
+    run_name: str | None = None,
+    *,
+    ignore: Collection[str] = (),
+    num_rollout: int | None = None,
+) -> None:
+    """Find out whether :func:`open_run_directory` would work, without making anything.
+
+    Raises:
+        RunDirectoryError: As `open_run_directory` does.
+    """
+    there = next((path for path in (runs_dir, *runs_dir.absolute().parents) if path.exists()), runs_dir)
+    if not there.is_dir():
+        raise RunDirectoryError(f"--runs-dir {runs_dir} can't be made: {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise RunDirectoryError(f"--runs-dir {runs_dir} can't be written")
+    if run_name is None:
+        return
+    _check_name(run_name)
+    path = runs_dir / run_name
+    if path.exists():
+        _is_this_run(path, to_plain(drop_secrets(config)), ignore, num_rollout)
+        release(acquire(path))
+
+
 def _make_runs_dir(runs_dir: Path) -> None:
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -213,26 +240,32 @@ def _open_named(
     path.mkdir(exist_ok=True)
     lock = acquire(path)
     try:
-        earlier = read_config(path)
-        if earlier is None:
-            if _has_content(path):
-                raise RunDirectoryError(f"{path} holds files but no {CONFIG}: not a run; choose another --run-name")
-            return _start(path, lock, config)
-        changed = differences(earlier, config, ignore)
-        if changed:
-            raise RunDirectoryError(
-                f"{path} is a run with another configuration; choose another --run-name, or use its values:\n"
-                + "\n".join(f"  {line}" for line in changed)
-            )
-        if _is_finished(path, num_rollout):
-            rollouts = read_state(path).get("next_rollout")
-            raise RunDirectoryError(
-                f"{path} has finished ({rollouts} rollouts); to run it again choose another --run-name"
-            )
-        return _resume(path, lock, config)
+        begun = _is_this_run(path, config, ignore, num_rollout)
+        return _resume(path, lock, config) if begun else _start(path, lock, config)
     except BaseException:
         release(lock)
         raise
+
+
+def _is_this_run(path: Path, config: dict[str, Any], ignore: Collection[str], num_rollout: int | None) -> bool:
+    """Whether the run has begun in this directory; one that may not be taken is an error."""
+    if not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file; choose another --run-name")
+    earlier = read_config(path)
+    if earlier is None:
+        if _has_content(path):
+            raise RunDirectoryError(f"{path} holds files but no {CONFIG}: not a run; choose another --run-name")
+        return False
+    changed = differences(earlier, config, ignore)
+    if changed:
+        raise RunDirectoryError(
+            f"{path} is a run with another configuration; choose another --run-name, or use its values:\n"
+            + "\n".join(f"  {line}" for line in changed)
+        )
+    if _is_finished(path, num_rollout):
+        rollouts = read_state(path).get("next_rollout")
+        raise RunDirectoryError(f"{path} has finished ({rollouts} rollouts); to run it again choose another --run-name")
+    return True
 
 
 def _resume_if_same(

@@ -41,6 +41,7 @@ class WandbSink(Sink):
         directory: Where W&B keeps its files (`<directory>/wandb`).
         config: The run's configuration; secrets are left out.
         api_key: See above.
+        run_id: Id of a new run; the one in `state_path` goes before it.
 
     Raises:
         ImportError: If W&B is not installed; names the extra.
@@ -62,12 +63,13 @@ class WandbSink(Sink):
         directory: Path | None = None,
         config: Mapping[str, Any] | None = None,
         api_key: str | None = None,
+        run_id: str | None = None,
     ) -> None:
         self._wandb = _import_wandb()
         self._state_path = state_path
         state = json.loads(state_path.read_text()) if state_path.exists() else {}
         self._sent_before: int = state.get("last_step", _BEFORE_ALL)
-        self._id = state.get("id") or secrets.token_hex(4)
+        self._id = state.get("id") or run_id or secrets.token_hex(4)
         self._save_state(self._sent_before)
         settings = {"base_url": host, "api_key": api_key, "console": "off", "silent": True, "disable_git": True}
         try:
