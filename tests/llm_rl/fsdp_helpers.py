@@ -91,7 +91,8 @@ def capture_gradients(trainer: FsdpTrainer) -> dict[str, torch.Tensor]:
     def hold(learner: Learner, prefix: str) -> None:
         def record(*args, **kwargs) -> None:
             for name, p in learner.model.named_parameters():
-                seen[prefix + name] = p.grad.full_tensor().detach().clone()
+                if p.requires_grad:
+                    seen[prefix + name] = p.grad.full_tensor().detach().clone()
 
         learner.optimizer.step = record
         learner.schedule.step = lambda: None

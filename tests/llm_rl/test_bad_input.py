@@ -80,6 +80,19 @@ def test_the_good_command_passes_its_checks(shell: Shell) -> None:
     assert "everything checked" in shell.capsys.readouterr().out
 
 
+# Adapters
+
+
+def test_adapters_for_layers_that_are_not_there(shell: Shell) -> None:
+    message = shell.refused(lora_rank="4", target_modules="to_q")
+    assert "--target-modules to_q: no linear layer of Qwen3ForCausalLM" in message
+    assert "q_proj" in message
+
+
+def test_flags_of_adapters_without_adapters(shell: Shell) -> None:
+    assert "--target-modules has no effect without --lora-rank" in shell.refused(target_modules="attn")
+
+
 # Files
 
 

@@ -49,6 +49,7 @@ def scenarios(replicas: int, critic: Path, teacher: Path) -> list[Scenario]:
             Scenario("whitened", [make_rows(5)], plain | whitened),
             Scenario("ppo", [unequal], plain | ppo, small),
             Scenario("distilled", [unequal], plain | {"use_opd": True, "opd_teacher_load": teacher}, small),
+            Scenario("adapted", [unequal], plain | {"lora_rank": 4, "use_kl_loss": True}, small),
             Scenario("rejecting", [split], plain | rejecting, {"max_tokens_per_gpu": 40}),
         ]
     for scenario in todo:

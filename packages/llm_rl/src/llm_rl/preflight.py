@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,8 @@ def preflight(config: TrainConfig) -> Prepared:
     for prompts in eval_sets.values():
         problems.collect(partial(_check_prompts, config, prompts, encoder, max_context))
     _check_teacher(config, tokenizer, dataset, problems)
+    if config.lora.use_lora:
+        problems.collect(partial(_check_lora, config))
     _check_memory(config, problems)
     config = dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset))
     recordings = config.debug.load_debug_rollout_data
@@ -216,6 +219,21 @@ def _check_teacher(config: TrainConfig, tokenizer: Any, dataset: PromptDataset |
         remote.close()
 
 
+def _check_lora(config: TrainConfig) -> None:
+    """Find the adapted layers in an empty model; names that match nothing would be told by a worker otherwise."""
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError(["--lora-rank needs PEFT: install tandem-llm-rl[peft]"])
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from llm_rl.models.lora_targets import lora_targets
+
+    assert config.model.hf_checkpoint is not None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model.hf_checkpoint))
+    lora_targets(model, config.lora.target_modules, config.lora.exclude_modules)
+
+
 def _check_supervised(config: TrainConfig, dataset: PromptDataset, encoder: PromptEncoder, max_context: int) -> None:
     check_rows(
         dataset,
@@ -252,9 +270,11 @@ def _check_memory(config: TrainConfig, problems: Problems) -> None:
         num_engines=len(roles[ROLLOUT].workers) if ROLLOUT in roles else 0,
         num_trainers=config.world_size if config.debug.trains else 0,
         with_critic=config.algorithm.advantage_estimator == "ppo",
+        with_adapters=config.lora.use_lora,
         with_reference=(
             config.algorithm.use_kl_loss or config.algorithm.kl_coef > 0 or config.algorithm.loss_type == "dpo_loss"
-        ),
+        )
+        and (config.model.ref_load is not None or not config.lora.use_lora),
         adam=config.optimizer.optimizer == "adam",
     )
     teacher = config.distillation.opd_teacher_load

@@ -4,6 +4,7 @@ from llm_rl.config.algorithm import AdvantageEstimator, AlgorithmConfig, Prefere
 from llm_rl.config.checks import resolve
 from llm_rl.config.correction import CorrectionConfig
 from llm_rl.config.hooks import HooksConfig
+from llm_rl.config.lora import LoraConfig
 from llm_rl.config.model import ModelConfig
 from llm_rl.config.roles import CriticConfig, DistillationConfig
 from llm_rl.config.rollout import EvalConfig, RewardConfig, SamplingConfig
@@ -17,6 +18,7 @@ __all__ = [
     "DistillationConfig",
     "EvalConfig",
     "HooksConfig",
+    "LoraConfig",
     "ModelConfig",
     "PreferenceConfig",
     "RewardConfig",

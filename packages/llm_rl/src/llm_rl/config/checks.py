@@ -22,6 +22,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
         config = _resolve_supervised(config, problems)
     config = dataclasses.replace(config, batch=resolve_batch(config.batch, problems))
     config.cluster.check(problems)
+    config.lora.check(problems)
     config.optimizer.check(problems)
     config.fsdp.check(problems, config.world_size)
     config.checkpoint.check(problems)

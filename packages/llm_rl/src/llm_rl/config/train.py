@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from llm_rl.config.algorithm import AlgorithmConfig, PreferenceConfig
 from llm_rl.config.correction import CorrectionConfig
 from llm_rl.config.hooks import HooksConfig
+from llm_rl.config.lora import LoraConfig
 from llm_rl.config.model import ModelConfig
 from llm_rl.config.roles import CriticConfig, DistillationConfig
 from llm_rl.config.rollout import EvalConfig, RewardConfig, SamplingConfig
@@ -31,6 +32,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -38,16 +38,20 @@ def run_bytes(
     num_trainers: int,
     with_reference: bool,
     with_critic: bool = False,
+    with_adapters: bool = False,
     adam: bool = True,
 ) -> int:
     """Lower bound of what trainer and engines hold together, activations and caches left out.
 
     The trainer holds fp32 master weights, gradients and, with Adam, two moments; a bf16 trainer gathers a bf16 copy
-    as well. A critic of the same size is trained likewise. The shards of all ranks add up to one model.
+    as well. A critic of the same size is trained likewise. The shards of all ranks add up to one model. Of a model
+    with adapters only these have gradients and moments, which count as nothing here.
     """
     per_parameter = 0
     if num_trainers:
-        trained = 4 + 4 + (8 if adam else 0) + (2 if train_dtype == "bf16" else 0)
-        per_parameter = trained * (2 if with_critic else 1) + (4 if with_reference else 0)
+        held = 4 + (2 if train_dtype == "bf16" else 0)
+        trained = held + 4 + (8 if adam else 0)
+        policy = held if with_adapters else trained
+        per_parameter = policy + (trained if with_critic else 0) + (4 if with_reference else 0)
     engines = BYTES[rollout_dtype] * num_engines
     return parameters * (per_parameter + engines) + PROCESS_BYTES * (num_trainers + num_engines)

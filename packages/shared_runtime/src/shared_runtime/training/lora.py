@@ -49,23 +49,24 @@ class LoraWeight:
         return self.base + (self.b @ a) * self.scaling
 
 
-def matched_layers(module: nn.Module, target_modules: Sequence[str]) -> list[str]:
+def matched_layers(module: nn.Module, target_modules: Sequence[str], flag: str = "--lora-target-modules") -> list[str]:
     """Names of the linear layers that end in one of the targets, as PEFT matches them.
 
     Args:
         module: The plain model; may be on the meta device.
         target_modules: Whole names or their last parts, such as `attn.to_q`.
+        flag: Where the user gave them, for messages.
 
     Raises:
         LoraError: If there is no target, or one matches no linear layer; all of those are listed.
     """
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     if not target_modules:
-        raise LoraError("--lora-target-modules names no layer")
+        raise LoraError(f"{flag} names no layer")
     idle = [target for target in target_modules if not any(_matches(name, [target]) for name in linear)]
     if idle:
         raise LoraError(
-            f"--lora-target-modules {' '.join(idle)}: no linear layer of {type(module).__name__} has that name or ends "
+            f"{flag} {' '.join(idle)}: no linear layer of {type(module).__name__} has that name or ends "
             f"in it; its layers end in {', '.join(_endings(linear))}"
         )
     return [name for name in linear if _matches(name, target_modules)]

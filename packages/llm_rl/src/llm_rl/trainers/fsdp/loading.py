@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ def load_model(
     cpu_offload: bool = False,
     trainable: bool = True,
     value_head: bool = False,
+    adapt: Callable[[PreTrainedModel], None] | None = None,
 ) -> PreTrainedModel:
     """Read a causal language model (or a value model) on rank 0 and spread its shards over the ranks.
 
@@ -54,6 +56,7 @@ def load_model(
         trainable: `False` freezes it.
         value_head: A scalar head in place of the language model's: a token classifier with a single label. Where the
             directory has no such head, it starts at zero, and so do all values.
+        adapt: Called with the whole model before it is sharded, to freeze it and give it adapters.
 
     Raises:
         ValueError: If the architecture can't run packed, or the directory lacks weights of a value model's backbone.
@@ -79,6 +82,8 @@ def load_model(
             setattr(model.config, name, 0.0)
     model.train(trainable)
     model.requires_grad_(trainable)
+    if adapt is not None:
+        adapt(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     blocks = find_blocks(model, model._no_split_modules or None)

@@ -60,9 +60,10 @@ class RolloutPass:
         policy_learns = critic is None or self.rollout_id >= self.settings.num_critic_only_steps
         if policy_learns and self._needs_old_log_probs():
             self._set_old_log_probs(everything)
-        if policy_learns and self.trainer.reference is not None:
-            for batch in everything:
-                batch.ref_log_probs = self._log_probs_without_grad(self.trainer.reference, batch)
+        if policy_learns and self.settings.needs_reference:
+            with self.trainer.reference_model() as reference:
+                for batch in everything:
+                    batch.ref_log_probs = self._log_probs_without_grad(reference, batch)
         if critic is not None:
             critic.predict(everything)
         if self.settings.loss_type == "policy_loss":

@@ -30,6 +30,16 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     attn_implementation: str | None = None
     """Attention of transformers; sdpa and eager pad. Unset: packed, with flash_attention_2 on a GPU that has it."""
 
+    # Adapters
+    lora_rank: int = 0
+    """Rank of the adapters that train in the model's place; 0 trains the model."""
+    lora_alpha: int = 16
+    """Adapters count alpha / rank times."""
+    target_modules: tuple[str, ...] = ()
+    """Layers to adapt; see `llm_rl.models.lora_targets`."""
+    exclude_modules: tuple[str, ...] = ()
+    """Layers to leave out of them."""
+
     # Objective
     loss_type: Literal["policy_loss", "sft_loss", "dpo_loss", "custom_loss"] = "policy_loss"
     """What is minimised."""
@@ -115,8 +125,13 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     """First argument of hooks: the run's flags. Unset: these settings."""
 
     @property
+    def use_lora(self) -> bool:
+        """Whether adapters train."""
+        return self.lora_rank > 0
+
+    @property
     def needs_reference(self) -> bool:
-        """Whether a frozen reference is loaded."""
+        """Whether log-probs of a frozen reference are needed."""
         return self.use_kl_loss or self.kl_coef > 0 or self.loss_type == "dpo_loss"
 
     @property

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from llm_rl.models.lora_targets import lora_targets
 from llm_rl.trainers.fsdp.critic import Critic
 from llm_rl.trainers.fsdp.loading import choose_attention, load_model
 from llm_rl.trainers.fsdp.rollout_pass import RolloutPass
 from llm_rl.trainers.fsdp.settings import FsdpTrainerSettings
-from llm_rl.trainers.fsdp.weights import save_hf
+from llm_rl.trainers.fsdp.weights import save_adapters, save_hf
 from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
 from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
+from shared_runtime.training.lora import adapter_tensors, adapters_disabled, add_adapters, merged_tensors
 from shared_runtime.training.plan import StepPlan
+from shared_runtime.training.weights import Tensors, model_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,6 +43,7 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
     reference: PreTrainedModel | None
     teacher: PreTrainedModel | None
     critic: Critic | None
+    lora_layers: list[str]
 
     def __init__(
         self, settings: FsdpTrainerSettings, rank: int = 0, world_size: int = 1, init_method: str | None = None
@@ -66,6 +74,26 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         self.lease.require_awake("train")
         return RolloutPass(self, rollout_id, steps).run()
 
+    def checkpoint_tensors(self) -> Mapping[str, Tensor]:
+        """The weights as they train, with LoRA the adapters only; the rest never changes."""
+        tensors = super().checkpoint_tensors()
+        return adapter_tensors(tensors) if self.settings.use_lora else tensors
+
+    def published_tensors(self) -> Tensors:
+        """The model's weights, adapters merged in."""
+        tensors = model_tensors(self.model)
+        s = self.settings
+        return merged_tensors(tensors, s.lora_alpha / s.lora_rank) if s.use_lora else tensors
+
+    @contextlib.contextmanager
+    def reference_model(self) -> Iterator[PreTrainedModel]:
+        """The frozen reference: a model of its own, or with LoRA and no `ref_load` this one without its adapters."""
+        if self.reference is not None:
+            yield self.reference
+        else:
+            with adapters_disabled(self.model):
+                yield self.model
+
     def save(self, directory: Path) -> None:
         """Write this rank's part of a sharded checkpoint, the critic's included."""
         super().save(directory)
@@ -79,17 +107,52 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
             self.critic.load(directory)
 
     def save_hf(self, directory: Path) -> None:
-        """Write a Hugging Face directory in the published dtype; a sleeping trainer wakes up for it."""
+        """Write a Hugging Face directory in the published dtype; a sleeping trainer wakes up for it.
+
+        With LoRA its weights have the adapters merged in, and `lora/` in it has the adapters alone, for PEFT.
+        """
+        s, keep = self.settings, self.rank == 0
         with self.lease.awake():
-            save_hf(self.model, self.settings.hf_checkpoint, directory, self.publish_dtype, keep=self.rank == 0)
+            tensors = self.published_tensors()
+            save_hf(self.model, tensors, s.hf_checkpoint, directory, self.publish_dtype, keep=keep)
+            if s.use_lora:
+                save_adapters(
+                    model_tensors(self.model),
+                    directory / "lora",
+                    base=s.hf_checkpoint,
+                    rank=s.lora_rank,
+                    alpha=s.lora_alpha,
+                    target_modules=self.lora_layers,
+                    keep=keep,
+                )
 
     def _load_models(self) -> tuple[PreTrainedModel, PreTrainedModel | None]:
         s = self.settings
         self.attn_implementation = choose_attention(s.attn_implementation, self.context.device)
-        model = self.load_model(s.hf_checkpoint)
-        return model, self.load_model(s.ref_load or s.hf_checkpoint, trainable=False) if s.needs_reference else None
+        model = self.load_model(s.hf_checkpoint, adapt=self._add_adapters if s.use_lora else None)
+        own_reference = s.needs_reference and (s.ref_load is not None or not s.use_lora)
+        return model, self.load_model(s.ref_load or s.hf_checkpoint, trainable=False) if own_reference else None
 
-    def load_model(self, directory: Path, *, trainable: bool = True, value_head: bool = False) -> PreTrainedModel:
+    def _add_adapters(self, model: PreTrainedModel) -> None:
+        s = self.settings
+        self.lora_layers = lora_targets(model, s.target_modules, s.exclude_modules)
+        add_adapters(
+            model,
+            rank=s.lora_rank,
+            alpha=s.lora_alpha,
+            target_modules=self.lora_layers,
+            init_weights="kaiming-uniform",
+            seed=s.seed,
+        )
+
+    def load_model(
+        self,
+        directory: Path,
+        *,
+        trainable: bool = True,
+        value_head: bool = False,
+        adapt: Callable[[PreTrainedModel], None] | None = None,
+    ) -> PreTrainedModel:
         """A model as this trainer holds all of its models: sharded, in its dtypes, with its attention."""
         return load_model(
             directory,
@@ -100,4 +163,5 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
             cpu_offload=self.settings.fsdp_cpu_offload,
             trainable=trainable,
             value_head=value_head,
+            adapt=adapt,
         )
