@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before anything imports torch, transformers, ray or matplotlib. Workers and subprocesses inherit it.
 os.environ.update(
@@ -27,6 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers that lie beside th
 
 import pytest
 
+if TYPE_CHECKING:
+    from shared_runtime.engines.server_process import ServerProcess
+
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -36,6 +40,27 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tiny")
     write_model(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def sglang_server(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A real SGLang server of the tiny model on the CPU, for all tests. Whoever changes its weights puts them back."""
+    from llm_rl.engines.sglang_command import server_command
+    from shared_runtime.engines.server_process import ServerProcess
+    from shared_runtime.engines.sglang_server import server_environment
+
+    server = ServerProcess(
+        "the SGLang server of the tests",
+        lambda ports: server_command(tiny_model_dir, ports, dtype="fp32", device="cpu"),
+        log=tmp_path_factory.mktemp("sglang") / "server.log",
+        num_ports=2,
+        env=server_environment("cpu"),
+    )
+    try:
+        server.wait_ready(timeout_s=400)
+        yield server
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)
