@@ -1,6 +1,6 @@
 """Every algorithm of docs/algorithms.md on the tiny preset: three seeds each, a table and a picture of the curves.
 
-    uv run benchmarks/algorithms.py [--rollouts 80 --seeds 1 2 3 --only grpo ppo --write-docs]
+    uv run benchmarks/algorithms.py [--rollouts 100 --seeds 1 2 3 --only grpo ppo --write-docs]
 
 Runs follow one another in this process and take a minute each. A finished one leaves a file in `--results`, and is not
 run again unless its flags have changed. Accuracy is that of greedy answers to 500 held-out sums after the last rollout;
@@ -29,7 +29,7 @@ from shared_runtime.tracking.plots import read_curves
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GOAL = 1.5
-LAG = "--update-weights-interval 5 --num-steps-per-rollout 4"
+LAG = "--update-weights-interval 5"
 MIS = "llm_rl.algorithms.mis.mis_correction"
 
 
@@ -218,7 +218,7 @@ def write_docs(text: str, page: Path) -> None:
 def main() -> None:
     """Run what is missing, print the table and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=80)
+    parser.add_argument("--rollouts", type=int, default=100)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", choices=[a.name for a in ALL], metavar="NAME")
     parser.add_argument("--results", type=Path, default=Path("runs/algorithms"))

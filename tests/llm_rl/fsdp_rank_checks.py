@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from fsdp_helpers import capture_gradients, full_weights, plan
 
+from llm_rl.supervised import plan_pairs
 from llm_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from llm_rl.trainers.fsdp.trainer import FsdpTrainer
 
 
 @dataclass
 class Scenario:
-    """A trainer and the rollouts that it gets."""
+    """A trainer and the rollouts that it gets; with `pairs`, rows are chosen and rejected ones in turn."""
 
     name: str
     rollouts: list[list[dict]]
@@ -23,6 +24,7 @@ class Scenario:
     layout: dict[str, Any] = field(default_factory=dict)
     gradient_only: bool = True
     load: Path | None = None
+    pairs: bool = False
 
 
 def run_scenario(
@@ -37,10 +39,9 @@ def run_scenario(
         trainer.load(scenario.load)
     start = full_weights(trainer)
     gradient = capture_gradients(trainer) if scenario.gradient_only else {}
-    metrics = [
-        trainer.train(i, plan(rows, dp_size=world_size, **scenario.layout)[rank])
-        for i, rows in enumerate(scenario.rollouts)
-    ]
+    split = plan_pairs if scenario.pairs else plan
+    layout = {"dp_size": world_size, **({"num_steps": 1} if scenario.pairs else {}), **scenario.layout}
+    metrics = [trainer.train(i, split(rows, **layout)[rank]) for i, rows in enumerate(scenario.rollouts)]
     names = tuple(meta.name for meta in trainer.weight_metadata())
     bucket = trainer.export_bucket(names, 0)
     assert (bucket is None) == (rank > 0)

@@ -297,6 +297,24 @@ def test_more_ranks_than_a_process_has(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        (
+            {"lr_decay_style": "cosine", "lr_warmup_iters": "8", "lr_decay_iters": "8", "num_rollout": "30"},
+            ["--lr-decay-style cosine falls from the end of --lr-warmup-iters 8 to --lr-decay-iters 8"],
+        ),
+        (
+            {"lr_decay_style": "linear", "lr_warmup_iters": "30", "num_rollout": "30"},
+            ["--lr-warmup-iters 30 to the run's optimizer steps: 30"],
+        ),
+        (
+            {
+                "advantage_estimator": "ppo",
+                "lr_decay_style": "linear",
+                "critic_lr_warmup_iters": "9",
+                "lr_decay_iters": "9",
+                "num_rollout": "10",
+            },
+            ["--critic-lr-warmup-iters 9 to --lr-decay-iters 9"],
+        ),
         ({"rm_type": None}, ["give --rm-type or --custom-rm-path"]),
         ({"rm_type": "maht"}, ["--rm-type maht is unknown", "'math'"]),
         ({"rm_type": "remote_rm"}, ["--rm-type remote_rm needs --rm-url"]),

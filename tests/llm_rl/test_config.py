@@ -15,6 +15,7 @@ from llm_rl.config import TrainConfig, resolve
 from shared_runtime.cli import flag_names
 from shared_runtime.config import ConfigError
 
+CENTRED = {"loss_type": "score_centering"}
 FLAGS = Path(__file__).with_name("flags.txt")
 
 
@@ -62,6 +63,16 @@ def test_a_good_config_passes(good: TrainConfig) -> None:
             ["--save-interval 10", "--update-weights-interval 4"],
         ),
         ({"algorithm": {"loss_type": "custom_loss"}}, ["--custom-loss-function-path"]),
+        (
+            {"algorithm": {"loss_length_divisor": 8.0, "calculate_per_token_loss": True}},
+            ["--loss-length-divisor", "--calculate-per-token-loss"],
+        ),
+        ({"algorithm": {"loss_length_divisor": 0.0}}, ["--loss-length-divisor must be above 0"]),
+        ({"algorithm": {"ref_update_interval": 2}}, ["--ref-update-interval", "--use-kl-loss or --kl-coef"]),
+        (
+            {"algorithm": {"ref_update_interval": 2, "use_kl_loss": True}, "lora": {"lora_rank": 4}},
+            ["--ref-update-interval can't be used with LoRA"],
+        ),
         ({"algorithm": {"advantage_estimator": "ppo", "kl_coef": 0.1}}, ["--kl-coef must be 0", "--use-kl-loss"]),
         ({"algorithm": {"advantage_estimator": "ppo", "lambd": 1.5}}, ["--lambd", "1.5"]),
         (
@@ -83,6 +94,47 @@ def test_a_good_config_passes(good: TrainConfig) -> None:
         ({"sampling": {"rollout_temperature": 0.0}}, ["--rollout-temperature"]),
         ({"sampling": {"rollout_top_p": 0.0}}, ["--rollout-top-p"]),
         ({"sampling": {"rollout_top_k": 0}}, ["--rollout-top-k"]),
+        ({"sampling": {"rollout_top_p": 0.9}}, ["--rollout-top-p 0.9 needs a positive --rollout-top-k"]),
+        (
+            {"sampling": {"rollout_top_k": 8}, "algorithm": {"use_kl_loss": True}},
+            ["--use-kl-loss compares probabilities over the whole vocabulary", "--rollout-top-k 8"],
+        ),
+        (
+            {
+                "sampling": {"rollout_top_k": 8},
+                "algorithm": {"advantage_estimator": "reinforce_plus_plus", "kl_coef": 0.1},
+            },
+            ["--kl-coef compares probabilities over the whole vocabulary"],
+        ),
+        (
+            {
+                "sampling": {"rollout_top_k": 8},
+                "distillation": {"use_opd": True, "opd_type": "fsdp", "opd_teacher_load": Path("teacher")},
+            },
+            ["--use-opd compares probabilities over the whole vocabulary"],
+        ),
+        ({"sampling": {"rollout_top_logprobs_num": 8}}, ["only --loss-type score_centering reads"]),
+        ({"score_centering": {"score_centering_is": "tis"}}, ["--score-centering-is", "--loss-type score_centering"]),
+        ({"algorithm": CENTRED}, ["--loss-type score_centering needs --rollout-top-logprobs-num"]),
+        (
+            {"algorithm": CENTRED, "sampling": {"rollout_top_logprobs_num": 4, "rollout_top_k": 8}},
+            ["--rollout-top-logprobs-num 4 can't hold the --rollout-top-k 8"],
+        ),
+        (
+            {
+                "algorithm": {**CENTRED, "advantage_estimator": "rloo", "use_opsm": True},
+                "correction": {"use_tis": True},
+            },
+            ["--advantage-estimator grpo, not of rloo", "--use-opsm does not go together", "--use-tis and --use-rs"],
+        ),
+        (
+            {"algorithm": CENTRED, "hooks": {"custom_convert_samples_to_train_data_path": "a.b"}},
+            ["--custom-convert-samples-to-train-data-path does not go together with --loss-type score_centering"],
+        ),
+        (
+            {"score_centering": {"score_centering_mis_low": 3.0, "score_centering_mis_high": 2.0}},
+            ["--score-centering-mis-low 3.0 is above --score-centering-mis-high 2.0"],
+        ),
         ({"sampling": {"rollout_stop": ("=", "")}}, ["--rollout-stop", "empty"]),
         ({"evaluation": {"eval_prompt_data": ("one",)}}, ["--eval-prompt-data", "pairs"]),
         ({"evaluation": {"eval_interval": 5}}, ["--eval-prompt-data"]),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from fsdp_helpers import make_rows
+from fsdp_helpers import VOCABULARY, make_rows
 from fsdp_rank_checks import Scenario, rank_main, run_scenario
 from fsdp_reference import assert_same_gradients
 from transformers import AutoModelForCausalLM
@@ -32,6 +33,11 @@ def scenarios(replicas: int, critic: Path, teacher: Path) -> list[Scenario]:
     ppo = {"advantage_estimator": "ppo", "critic_load": critic, "lambd": 0.9, "normalize_advantages": True}
     rejecting = {"use_tis": True, "use_rs": True, "custom_tis_function": mis_correction, "tis_batch_normalize": True}
     rejecting |= {"rs_lower_bound": 0.7, "rs_upper_bound": 1.4}
+    dpo = {"loss_type": "dpo_loss", "ref_load": teacher}
+    far = {"use_kl_loss": True, "kl_loss_coef": 0.3, "ref_load": teacher}
+    # Rows of older weights: sequences have drifted, and the ratio is not 1.
+    drifted = far | {"kl_loss_type": "low_var_kl", "use_unbiased_kl": True, "use_opsm": True, "opsm_delta": 0.02}
+    centred = {"loss_type": "score_centering", "score_centering_is": "tis"}
     updates = {"dp_replicate_size": replicas, "clip_grad": 0.2, "use_kl_loss": True, "kl_loss_coef": 0.1}
     # AdamW's first steps follow the sign of each gradient, rounding of a zero included, unless epsilon is above it.
     updates["adam_eps"] = 1e-5
@@ -51,10 +57,28 @@ def scenarios(replicas: int, critic: Path, teacher: Path) -> list[Scenario]:
             Scenario("distilled", [unequal], plain | {"use_opd": True, "opd_teacher_load": teacher}, small),
             Scenario("adapted", [unequal], plain | {"lora_rank": 4, "use_kl_loss": True}, small),
             Scenario("rejecting", [split], plain | rejecting, {"max_tokens_per_gpu": 40}),
+            Scenario("preferred", [make_rows(9, groups=5, group_size=2)], plain | dpo, small, pairs=True),
+            Scenario("drifted", [make_rows(10, version=-1)], plain | drifted, small),
+            Scenario("k2", [unequal], plain | far | {"kl_loss_type": "k2"}, small),
+            Scenario("k3", [unequal], plain | far | {"kl_loss_type": "k3"}, small),
+            Scenario("centred", [with_candidates(unequal)], plain | centred, small),
         ]
     for scenario in todo:
         scenario.name += f"-{replicas}"
     return todo
+
+
+def with_candidates(rows: list[dict], slots: int = 4) -> list[dict]:
+    """Rows with likely tokens at each position, now and then fewer of them."""
+    rng, found = np.random.default_rng(0), []
+    for row in rows:
+        length = row["response_length"]
+        ids = np.stack([rng.permutation(VOCABULARY)[:slots] for _ in range(length)]).astype(np.int32)
+        log_probs = np.log(rng.dirichlet(np.ones(slots + 2), length)[:, :slots]).astype(np.float32)
+        unused = rng.random((length, slots)) < 0.1
+        ids[unused], log_probs[unused] = -1, -np.inf
+        found.append(row | {"rollout_topk_token_ids": ids, "rollout_topk_log_probs": log_probs})
+    return found
 
 
 def compare(world_size, todo, model, out):
@@ -73,6 +97,8 @@ def compare(world_size, todo, model, out):
         for name, weight in one["weights"].items():
             torch.testing.assert_close(many["weights"][name], weight, rtol=0, atol=1e-6)
         assert many["names"] == one["names"]
+        if scenario.name.startswith("drifted"):
+            assert 0 < one["metrics"][0]["train/opsm_clipfrac"] < 1
         assert len(many["bytes"]) == len(one["bytes"])
         if scenario.name.startswith("updates"):
             exported = AutoModelForCausalLM.from_pretrained(out / f"{scenario.name}.{world_size}")

@@ -227,6 +227,43 @@ def test_kl_and_entropy_terms(start, tiny_model_dir, tmp_path):
     assert abs(values["k1"] - values["k3"]) > 1e-3
 
 
+def test_a_constant_divisor_weighs_every_token_alike(start, tiny_model_dir):
+    """Dr. GRPO: the sum over a sample's tokens is divided by the same number in short and in long samples."""
+    rows = make_rows(4)
+    model = plain_model(tiny_model_dir, torch.float64)
+    lengths = [torch.full((row["response_length"],), row["loss_mask"].sum() / 12.0) for row in rows]
+    assert len({int(row["loss_mask"].sum()) for row in rows}) > 2
+    expected = gradients(model, policy_gradient_loss(model, rows, weights=lengths))
+    trainer = start(loss_length_divisor=12.0, clip_grad=0.0)
+    for layout in ({}, {"max_tokens_per_gpu": None, "micro_batch_size": 1}):
+        _, found = gradient_of(trainer, rows, **layout)
+        assert_same_gradients(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_the_reference_follows_every_so_many_rollouts(start, tmp_path):
+    """Far from the policy until it is renewed, then the policy itself; a checkpoint keeps it as it is."""
+    settings = {"use_kl_loss": True, "kl_loss_type": "k3", "ref_update_interval": 2, "lr": 1e-2}
+    trainer = start(**settings)
+
+    def kl(of, rollout_id):
+        return of.train(rollout_id, plan(make_rows(rollout_id, version=rollout_id))[0])["train/kl_loss"]
+
+    assert kl(trainer, 0) == 0
+    assert kl(trainer, 1) > 1e-3
+    renewed = full_weights(trainer)
+    assert kl(trainer, 2) == 0  # it became the policy after rollout 1
+    moved = full_weights(trainer)
+    assert any((moved[name] != weight).any() for name, weight in renewed.items())
+    trainer.save(tmp_path)
+    for name, tensor in trainer.extra_state()["reference"].items():
+        torch.testing.assert_close(tensor.full_tensor(), renewed[name], rtol=0, atol=0)
+    expected = kl(trainer, 3)
+    assert expected > 1e-3
+    resumed = start(**settings)
+    resumed.load(tmp_path)
+    assert kl(resumed, 3) == pytest.approx(expected, rel=1e-6)
+
+
 def test_observed_entropy_costs_no_gradient(start):
     rows = make_rows(9, groups=1)
     _, plain = gradient_of(start(clip_grad=0.0), rows)

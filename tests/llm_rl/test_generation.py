@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,38 @@ def test_engine_that_forgets_log_probs() -> None:
 
     with pytest.raises(RolloutError, match=r"1 log-probs for 2 tokens of sample 0 \(group 0, prompt '1\+1='\)"):
         turn(state(Half()), Sample(prompt="1+1="))
+
+
+REPLAYED = SamplingParams(max_new_tokens=6, top_k=4, top_p=0.9, return_sampling_mask=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": 0.5}, r"temperature 0.5 is not --rollout-temperature 1.0"),
+        ({"top_k": -1}, r"top_p 0.9 needs a positive top_k"),
+        ({"return_sampling_mask": False}, r"need return_sampling_mask, which --rollout-top-k sets"),
+    ],
+)
+def test_sampling_that_training_can_not_replay(changes: dict[str, Any], message: str) -> None:
+    context = state(Script([3]), replayed_temperature=1.0)
+    with pytest.raises(RolloutError, match=rf"sample 0 .* can't be replayed in training: .*{message}"):
+        turn(context, Sample(prompt="1+1="), replace(REPLAYED, **changes))
+
+
+def test_engine_that_forgets_supports() -> None:
+    class Wrong(Script):
+        supports: tuple[tuple[int, ...], ...] = ()
+
+        async def generate(self, request: GenerateRequest) -> GenerateOutput:
+            return replace(await super().generate(request), support_ids=self.supports)
+
+    client = Wrong([3, 4], [3, 4])
+    with pytest.raises(RolloutError, match="0 sampling supports for 2 tokens of sample 0"):
+        turn(state(client), Sample(prompt="1+1="), REPLAYED)
+    client.supports = ((3, 5), (5, 6))
+    with pytest.raises(RolloutError, match="token 4 at position 1 is not in its sampling support"):
+        turn(state(client), Sample(prompt="1+1="), REPLAYED)
 
 
 async def old_form(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:

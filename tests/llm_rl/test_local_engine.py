@@ -416,3 +416,29 @@ def test_other_families(
         expected = torch.log_softmax(full_forward(plain, request, output), dim=-1)
         expected = expected.gather(1, torch.tensor(output.output_ids).unsqueeze(1)).squeeze(1)
         np.testing.assert_allclose(output.log_probs, expected.numpy(), atol=tolerance)
+
+
+def test_what_could_be_drawn_is_reported(engine: LocalEngine, model_dir: Path) -> None:
+    """The support and the likeliest tokens of each position, as plain warpers over a plain forward say."""
+    params = SamplingParams(5, temperature=1.5, top_p=0.9, top_k=6, top_logprobs_num=3, return_sampling_mask=True)
+    prompt = tuple(tiny.build_tokenizer()("12+34=", add_special_tokens=False)["input_ids"])
+    requests = [GenerateRequest(str(i), prompt, params, seed=i) for i in range(4)]
+    plain = GenerateRequest("plain", prompt, SamplingParams(5), seed=9)
+    *outputs, without = engine.generate([*requests, plain])
+    assert without.top_ids == without.support_ids == ()
+    model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(1.5), TopKLogitsWarper(6), TopPLogitsWarper(0.9)])
+    for output in outputs:
+        ids = torch.tensor([[*prompt, *output.output_ids]])
+        with torch.no_grad():
+            scores = warpers(ids, model(ids).logits[0, len(prompt) - 1 : -1])
+        log_probs = scores.log_softmax(dim=1)
+        assert len(output.support_ids) == len(output.top_ids) == len(output.output_ids)
+        for position, token in enumerate(output.output_ids):
+            expected = (scores[position] > -torch.inf).nonzero()[:, 0].tolist()
+            assert list(output.support_ids[position]) == expected
+            assert token in expected
+            likeliest = scores[position].topk(min(3, len(expected))).indices.tolist()
+            assert list(output.top_ids[position]) == likeliest
+            values = log_probs[position, likeliest].tolist()
+            assert list(output.top_log_probs[position]) == pytest.approx(values, abs=1e-4)

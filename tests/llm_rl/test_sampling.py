@@ -101,7 +101,7 @@ def test_the_drawn_token_is_where_the_cumulative_distribution_passes_the_uniform
     probabilities = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], dtype=torch.float64)
     uniform = np.array([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53])
     logits = probabilities.log().expand(6, 6).clone()
-    tokens, log_probs = draw(logits, RowParams.of([SamplingParams(1)] * 6), uniform)
+    tokens, log_probs, _ = draw(logits, RowParams.of([SamplingParams(1)] * 6), uniform)
     assert tokens.tolist() == [1, 1, 3, 3, 4, 4]
     np.testing.assert_allclose(log_probs.exp().numpy(), [0.25, 0.25, 0.5, 0.5, 0.25, 0.25], rtol=1e-15)
 
@@ -111,7 +111,7 @@ def test_no_uniform_ever_draws_an_excluded_token(vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = torch.randn(64, vocab, generator=generator) * 3
     uniform = np.concatenate([np.zeros(32), np.full(32, 1 - 2**-53)])
-    tokens, log_probs = draw(logits.clone(), RowParams.of([SamplingParams(1, 1.0, 1.0, 2)] * 64), uniform)
+    tokens, log_probs, _ = draw(logits.clone(), RowParams.of([SamplingParams(1, 1.0, 1.0, 2)] * 64), uniform)
     top2 = logits.topk(2).indices
     assert (tokens.unsqueeze(1) == top2).any(1).all()
     assert (tokens[:32] == top2[:32].min(1).values).all()
@@ -125,7 +125,7 @@ def test_frequencies_follow_the_distribution(temperature: float, top_k: int, top
     logits = torch.randn(12, generator=torch.Generator().manual_seed(3))
     params = RowParams.of([SamplingParams(1, temperature, top_p, top_k)] * count)
     uniform = uniforms(np.arange(count, dtype=np.uint64), np.full(count, 9, dtype=np.uint64))
-    tokens, log_probs = draw(logits.expand(count, 12).clone(), params, uniform)
+    tokens, log_probs, _ = draw(logits.expand(count, 12).clone(), params, uniform)
     expected = reference_distribution(logits.numpy(), temperature, top_k, top_p)
     observed = np.bincount(tokens.numpy(), minlength=12)
     support = expected > 0
@@ -136,7 +136,7 @@ def test_frequencies_follow_the_distribution(temperature: float, top_k: int, top
 
 def test_greedy_is_the_likeliest_token_at_temperature_1() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
-    tokens, log_probs = draw(logits, RowParams.of([SamplingParams(1, 0.0, 0.1, 1)]), np.array([0.999]))
+    tokens, log_probs, _ = draw(logits, RowParams.of([SamplingParams(1, 0.0, 0.1, 1)]), np.array([0.999]))
     assert tokens.tolist() == [1]
     expected = 3 - np.log(np.exp([1, 3, 2]).sum())
     assert log_probs.item() == pytest.approx(expected, abs=1e-6)

@@ -97,6 +97,9 @@ def preflight(config: TrainConfig) -> Prepared:
     problems.raise_if_any()
     assert family is not None
     config = dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset))
+    steps = (config.batch.num_rollout or 1) * (config.batch.num_steps_per_rollout or 1)
+    config.optimizer.check_decay(problems, total_steps=steps)
+    problems.raise_if_any()
     recordings = config.debug.load_debug_rollout_data
     if recordings is not None:
         problems.collect(partial(check_recording, recordings, (config.batch.num_rollout or 1) - 1))

@@ -66,6 +66,7 @@ class LlmDomain:
             client=_client(config, workers.engines),
             rollout_seed=config.run.rollout_seed,
             max_context=prepared.max_context,
+            replayed_temperature=_replayed_temperature(config),
         )
         sampling = _sampling(config)
         self.roll_out = self._supervised(prepared) or LlmRollout(
@@ -155,7 +156,7 @@ class LlmDomain:
         if self.config.supervised:
             return supervised_rows(rollout.samples)
         algorithm = self.config.algorithm
-        return samples_to_rows(
+        rows = samples_to_rows(
             rollout.samples,
             normalization=reward_normalization(
                 algorithm.advantage_estimator, disable_std=algorithm.disable_grpo_std_normalization
@@ -163,8 +164,15 @@ class LlmDomain:
             reward_key=self.config.reward.reward_key,
             post_process=self.post_process,
             convert=self.convert,
+            num_candidates=self.config.sampling.rollout_top_logprobs_num,
             args=self.args,
         )
+        if self.config.replays_support and not all("rollout_support_ids" in row for row in rows):
+            raise ValueError(
+                "some training rows have no rollout_support_ids, the tokens that --rollout-top-p and --rollout-top-k "
+                "had left at each position"
+            )
+        return rows
 
     def sample_rows(self, rollout: RolloutResult[Sample]) -> list[dict[str, Any]]:
         """What `samples.jsonl` keeps of each sample."""
@@ -226,7 +234,8 @@ def _client(config: TrainConfig, engines: WorkerGroup | None) -> Any:
 
 
 def _sampling(config: TrainConfig) -> SamplingParams:
-    sampling = config.sampling
+    sampling, teaching = config.sampling, config.distillation
+    top = teaching.opd_log_prob_top_k if teaching.remote else sampling.rollout_top_logprobs_num
     return SamplingParams(
         max_new_tokens=sampling.rollout_max_response_len,
         temperature=sampling.rollout_temperature,
@@ -234,8 +243,14 @@ def _sampling(config: TrainConfig) -> SamplingParams:
         top_k=sampling.rollout_top_k,
         stop=sampling.rollout_stop,
         stop_token_ids=sampling.rollout_stop_token_ids,
-        top_logprobs_num=config.distillation.opd_log_prob_top_k if config.distillation.remote else 0,
+        top_logprobs_num=top,
+        return_sampling_mask=config.replays_support,
     )
+
+
+def _replayed_temperature(config: TrainConfig) -> float | None:
+    replays = config.replays_support or config.algorithm.loss_type == "score_centering"
+    return config.sampling.rollout_temperature if replays else None
 
 
 def _rollout_settings(config: TrainConfig) -> RolloutSettings:

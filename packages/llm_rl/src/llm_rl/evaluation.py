@@ -71,7 +71,7 @@ class Evaluator(SetEvaluator[Sample]):
 
     def executor(self, name: str) -> RolloutExecutor[Sample]:
         """Draws of its own for each set."""
-        state = replace(self.state, stream=f"eval/{name}/")
+        state = replace(self.state, stream=f"eval/{name}/", replayed_temperature=None)
         set_current_state(state)
         return make_executor(
             lambda: state,
@@ -109,4 +109,5 @@ def eval_sampling(
         top_p=rollout.top_p if top_p is None else top_p,
         top_k=rollout.top_k if top_k is None else top_k,
         top_logprobs_num=0,
+        return_sampling_mask=False,
     )

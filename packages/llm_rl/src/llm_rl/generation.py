@@ -48,6 +48,8 @@ class GenerateState:
         max_context: Tokens that prompt and response may have together; `None` is no limit.
         stream: Keeps the draws of evaluation sets apart from each other and from training.
         weight_version: Version of the published weights, stamped on samples at dispatch; `None` if nobody says.
+        replayed_temperature: Where the trainer replays the distribution that tokens were drawn from, the temperature at
+            which it does.
     """
 
     args: Any
@@ -58,6 +60,7 @@ class GenerateState:
     max_context: int | None = None
     stream: str = ""
     weight_version: int | None = None
+    replayed_temperature: float | None = None
 
 
 @dataclass
@@ -136,6 +139,10 @@ async def generate_turn(state: GenerateState, sample: Sample, params: SamplingPa
 
     Returns:
         What the engine said, or `None` where no room was left (the sample is truncated then).
+
+    Raises:
+        ValueError: The prompt leaves no room.
+        RolloutError: The engine's answer does not fit, or `params` are none that the trainer can replay.
     """
     if not sample.tokens:
         sample.tokens = list(state.encoder.encode(sample.prompt))
@@ -149,6 +156,8 @@ async def generate_turn(state: GenerateState, sample: Sample, params: SamplingPa
             raise ValueError(f"a prompt of {sample.prompt_length} tokens leaves no room in {state.max_context}")
         sample.status = Status.TRUNCATED
         return None
+    if state.replayed_temperature is not None:
+        _check_replayable(sample, params, state.replayed_temperature)
     if sample.weight_version_dispatched is None:
         sample.weight_version_dispatched = state.weight_version
     request = GenerateRequest(
@@ -158,7 +167,7 @@ async def generate_turn(state: GenerateState, sample: Sample, params: SamplingPa
         seed=sample_seed(state.rollout_seed, sample.index, state.stream, position),
     )
     output = await state.client.generate(request)
-    _append(state, sample, output)
+    _append(state, sample, output, params)
     return output
 
 
@@ -167,6 +176,12 @@ def append_tokens(sample: Sample, token_ids: Sequence[int]) -> None:
     response_length = sample.response_length
     sample.loss_mask = [*(sample.loss_mask or [1] * response_length), *[0] * len(token_ids)]
     sample.rollout_log_probs = [*(sample.rollout_log_probs or [0.0] * response_length), *[0.0] * len(token_ids)]
+    if sample.rollout_topk_token_ids is not None and sample.rollout_topk_log_probs is not None:
+        nobody_chose: list[list[Any]] = [[]] * len(token_ids)
+        sample.rollout_topk_token_ids = [*sample.rollout_topk_token_ids, *nobody_chose]
+        sample.rollout_topk_log_probs = [*sample.rollout_topk_log_probs, *nobody_chose]
+    if sample.rollout_support_ids is not None:
+        sample.rollout_support_ids = [*sample.rollout_support_ids, *([token] for token in token_ids)]
     sample.tokens = [*sample.tokens, *token_ids]
 
 
@@ -206,7 +221,7 @@ def sample_seed(rollout_seed: int, index: int, stream: str = "", position: int =
     return int.from_bytes(digest, "little") >> 1
 
 
-def _append(state: GenerateState, sample: Sample, output: GenerateOutput) -> None:
+def _append(state: GenerateState, sample: Sample, output: GenerateOutput, params: SamplingParams) -> None:
     if len(output.log_probs) != len(output.output_ids):
         raise RolloutError(
             f"the engine gave {len(output.log_probs)} log-probs for {len(output.output_ids)} tokens of "
@@ -215,15 +230,44 @@ def _append(state: GenerateState, sample: Sample, output: GenerateOutput) -> Non
     before = sample.rollout_log_probs or []
     sample.tokens = [*sample.tokens, *output.output_ids]
     sample.rollout_log_probs = [*before, *output.log_probs]
-    if output.top_ids:
-        # A tool's tokens have none, since nobody chose among them.
-        gap = len(before) - len(sample.rollout_top_ids or [])
-        sample.rollout_top_ids = [*(sample.rollout_top_ids or []), *[[]] * gap, *map(list, output.top_ids)]
+    if params.top_logprobs_num:
+        sample.rollout_topk_token_ids = [*(sample.rollout_topk_token_ids or []), *map(list, output.top_ids)]
+        sample.rollout_topk_log_probs = [*(sample.rollout_topk_log_probs or []), *map(list, output.top_log_probs)]
+    if params.return_sampling_mask:
+        _check_support(sample, output)
+        sample.rollout_support_ids = [*(sample.rollout_support_ids or []), *map(list, output.support_ids)]
     if sample.loss_mask is not None:
         sample.loss_mask = [*sample.loss_mask, *[1] * len(output.output_ids)]
     sample.response = state.tokenizer.decode(sample.tokens[sample.prompt_length :], skip_special_tokens=True)
     sample.status = _STATUS[output.finish_reason]
     sample.weight_version_returned = output.weight_version
+
+
+def _check_replayable(sample: Sample, params: SamplingParams, temperature: float) -> None:
+    """Refuse sampling that a generate function has changed to what the trainer can't replay."""
+    problem = None
+    if params.temperature != temperature:
+        problem = f"temperature {params.temperature} is not --rollout-temperature {temperature}"
+    elif params.top_p < 1 and params.top_k < 1:
+        problem = f"top_p {params.top_p} needs a positive top_k, which bounds the tokens to record"
+    elif params.filtered and not params.return_sampling_mask:
+        problem = "top_k and top_p need return_sampling_mask, which --rollout-top-k sets"
+    if problem is not None:
+        raise RolloutError(f"{name_sample(sample)} can't be replayed in training: {problem}")
+
+
+def _check_support(sample: Sample, output: GenerateOutput) -> None:
+    """Every token needs the tokens that it was drawn from, itself among them."""
+    if len(output.support_ids) != len(output.output_ids):
+        raise RolloutError(
+            f"the engine gave {len(output.support_ids)} sampling supports for {len(output.output_ids)} tokens of "
+            f"{name_sample(sample)}"
+        )
+    for position, (token, support) in enumerate(zip(output.output_ids, output.support_ids, strict=True)):
+        if token not in support:
+            raise RolloutError(
+                f"{name_sample(sample)}: token {token} at position {position} is not in its sampling support"
+            )
 
 
 def _shortened(params: SamplingParams, max_new_tokens: int) -> SamplingParams:

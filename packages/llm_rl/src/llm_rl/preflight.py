@@ -92,6 +92,7 @@ def preflight(config: TrainConfig) -> Prepared:
         problems.collect(partial(_check_lora, config))
     _check_memory(config, problems)
     config = dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset))
+    _check_decay(config, problems)
     recordings = config.debug.load_debug_rollout_data
     if recordings is not None:
         problems.collect(partial(check_recording, recordings, (config.batch.num_rollout or 1) - 1))
@@ -232,6 +233,19 @@ def _check_lora(config: TrainConfig) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model.hf_checkpoint))
     lora_targets(model, config.lora.target_modules, config.lora.exclude_modules)
+
+
+def _check_decay(config: TrainConfig, problems: Problems) -> None:
+    optimizer, critic = config.optimizer, config.critic
+    steps = (config.batch.num_rollout or 1) * (config.batch.num_steps_per_rollout or 1)
+    optimizer.check_decay(problems, total_steps=steps)
+    if config.algorithm.advantage_estimator == "ppo":
+        optimizer.check_decay(
+            problems,
+            total_steps=steps,
+            warmup_steps=critic.critic_lr_warmup_iters,
+            warmup="--critic-lr-warmup-iters",
+        )
 
 
 def _check_supervised(config: TrainConfig, dataset: PromptDataset, encoder: PromptEncoder, max_context: int) -> None:

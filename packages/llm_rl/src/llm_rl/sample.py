@@ -28,7 +28,10 @@ class Sample(BaseSample):
         response: The decoded response.
         loss_mask: One 0/1 per response token; `None` means all 1. Tool output is 0.
         rollout_log_probs: Log-probability of each response token under the distribution it was sampled from.
-        rollout_top_ids: The likeliest tokens at each response token, where they were asked for.
+        rollout_topk_token_ids: The likeliest tokens at each response token, where asked for; a tool's token has none.
+        rollout_topk_log_probs: Their log-probabilities, under the distribution as above.
+        rollout_support_ids: The tokens that top-k and top-p left to draw from at each response token, under filtered
+            sampling; a tool's token has itself alone.
         teacher_log_probs: Log-probability of each response token under the remote teacher of on-policy distillation.
         teacher_top: What that teacher says of likely tokens, where several are compared at each position.
     """
@@ -38,7 +41,9 @@ class Sample(BaseSample):
     response: str = ""
     loss_mask: list[int] | None = None
     rollout_log_probs: list[float] | None = None
-    rollout_top_ids: list[list[int]] | None = None
+    rollout_topk_token_ids: list[list[int]] | None = None
+    rollout_topk_log_probs: list[list[float]] | None = None
+    rollout_support_ids: list[list[int]] | None = None
     teacher_log_probs: list[float] | None = None
     teacher_top: TeacherTop | None = None
 
@@ -59,7 +64,8 @@ class SamplingParams:
         top_k: Keep the k likeliest, -1 disables.
         stop: Strings that end the response (they stay part of it).
         stop_token_ids: Ids that end it, besides the model's own end-of-sequence ids.
-        top_logprobs_num: Report this many of the likeliest tokens at each position.
+        top_logprobs_num: Report this many of the likeliest tokens at each position, fewer where filters left fewer.
+        return_sampling_mask: Report all tokens that the filters left at each position.
     """
 
     max_new_tokens: int
@@ -69,6 +75,12 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs_num: int = 0
+    return_sampling_mask: bool = False
+
+    @property
+    def filtered(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary."""
+        return self.top_p < 1 or self.top_k > 0
 
 
 class FinishReason(StrEnum):
@@ -100,6 +112,8 @@ class GenerateOutput:
         finish_reason: Why it ended.
         weight_version: Version of the weights that drew it.
         top_ids: The likeliest tokens at each position, the first one first; empty where none were asked for.
+        top_log_probs: Their log-probabilities under the distribution sampled from.
+        support_ids: All tokens that could be drawn at each position; empty where they were not asked for.
     """
 
     request_id: str
@@ -108,6 +122,8 @@ class GenerateOutput:
     finish_reason: FinishReason
     weight_version: int
     top_ids: tuple[tuple[int, ...], ...] = ()
+    top_log_probs: tuple[tuple[float, ...], ...] = ()
+    support_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class TrainRow(TypedDict, total=False):
@@ -121,5 +137,8 @@ class TrainRow(TypedDict, total=False):
     rollout_log_probs: object  # float32 (R,)
     teacher_log_probs: object  # float32 (R,)
     teacher_top: TeacherTop
+    rollout_topk_token_ids: object  # int32 (R, K), -1 in unused slots
+    rollout_topk_log_probs: object  # float32 (R, K), -inf in unused slots
+    rollout_support_ids: object  # int32 (R, K), -1 in unused slots
     weight_version: int
     sample_index: int

@@ -102,14 +102,14 @@ class RemoteTeachers:
         client, name = self._clients[teacher], name_sample(sample)
         wanted: dict[str, Any] = {}
         if self.top_k:
-            if len(sample.rollout_top_ids or []) != sample.response_length:
+            if len(sample.rollout_topk_token_ids or []) != sample.response_length:
                 raise RolloutError(f"{name}: the engine reported no likeliest tokens, which --opd-log-prob-top-k needs")
-            candidates = sorted({token for ids in sample.rollout_top_ids or [] for token in ids})
+            candidates = sorted({token for ids in sample.rollout_topk_token_ids or [] for token in ids})
             wanted = {"top_logprobs_num": self.top_k, "token_ids_logprob": candidates}
         meta = _ask(client, sample.tokens, first=sample.prompt_length, name=name, **wanted)
         sample.teacher_log_probs = [float(entry[0]) for entry in meta["input_token_logprobs"]]
         if self.top_k:
-            sample.teacher_top = _teacher_top(sample.rollout_top_ids or [], meta, self.top_k)
+            sample.teacher_top = _teacher_top(sample.rollout_topk_token_ids or [], meta, self.top_k)
 
     def _missing(self, row: PromptRow | Sample) -> str:
         return (

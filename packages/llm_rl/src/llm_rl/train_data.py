@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from llm_rl.candidate_rows import add_candidates, padded_ids
 from llm_rl.sample import Sample, TrainRow
 from shared_runtime.algorithms.groups import leave_one_out_rewards, normalize_group_rewards
 from shared_runtime.hooks import HookSpec
@@ -37,6 +38,7 @@ _OPTIONAL = {
     "sample_indices": "sample_index",
     "rollout_log_probs": "rollout_log_probs",
     "teacher_log_probs": "teacher_log_probs",
+    "rollout_support_ids": "rollout_support_ids",
     "weight_versions": "weight_version",
 }
 _SEQUENCES: dict[str, type] = {
@@ -65,6 +67,7 @@ def samples_to_rows(
     reward_key: str | None = None,
     post_process: PostProcess | None = None,
     convert: Callable[[Any, list[Sample]], Any] | None = None,
+    num_candidates: int = 0,
     args: Any = None,
 ) -> list[TrainRow]:
     """Build one training row a sample, in the order of the groups.
@@ -78,7 +81,8 @@ def samples_to_rows(
         reward_key: The trained entry of dict rewards.
         post_process: `--custom-reward-post-process-path`: `(args, samples) -> (raw_rewards, rewards)`.
         convert: `--custom-convert-samples-to-train-data-path`: `(args, samples) -> dict` of lists, or training rows.
-        args: Passed to both.
+        num_candidates: `--rollout-top-logprobs-num`, likely tokens that a row has at each position.
+        args: Passed to both hooks.
 
     Raises:
         ValueError: If a sample's parts don't fit together (it is named), or a hook returns something else.
@@ -91,19 +95,19 @@ def samples_to_rows(
     else:
         raw = [sample.scalar_reward(reward_key) for sample in samples]
         rewards = _normalized(raw, [sample.group_index for sample in samples], normalization)
-    return [sample_to_row(*parts) for parts in zip(samples, rewards, raw, strict=True)]
+    return [sample_to_row(*parts, num_candidates=num_candidates) for parts in zip(samples, rewards, raw, strict=True)]
 
 
-def sample_to_row(sample: Sample, reward: float, raw_reward: float) -> TrainRow:
+def sample_to_row(sample: Sample, reward: float, raw_reward: float, *, num_candidates: int = 0) -> TrainRow:
     """The row of one sample.
 
     Raises:
-        ValueError: If loss mask or log-probs don't have one entry a response token.
+        ValueError: If something that the sample has of its response tokens doesn't have one entry a token.
     """
     length = sample.response_length
     if length < 1 or sample.prompt_length < 1:
         raise ValueError(f"{name_sample(sample)}: {sample.prompt_length} prompt and {length} response tokens")
-    for what in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
+    for what in ("loss_mask", "rollout_log_probs", "teacher_log_probs", "rollout_support_ids"):
         values = getattr(sample, what)
         if values is not None and len(values) != length:
             raise ValueError(f"{name_sample(sample)}: {len(values)} entries in {what} for {length} response tokens")
@@ -127,6 +131,10 @@ def sample_to_row(sample: Sample, reward: float, raw_reward: float) -> TrainRow:
         row["teacher_log_probs"] = np.asarray(sample.teacher_log_probs, np.float32)
     if sample.teacher_top is not None:
         row["teacher_top"] = sample.teacher_top
+    if sample.rollout_support_ids is not None:
+        row["rollout_support_ids"] = padded_ids(sample.rollout_support_ids)
+    if num_candidates:
+        add_candidates(row, sample, num_candidates)
     # A response that spans a weight update counts as drawn by the older weights.
     versions = [v for v in (sample.weight_version_dispatched, sample.weight_version_returned) if v is not None]
     if versions:
@@ -166,4 +174,6 @@ def _converted(result: Any, count: int) -> list[TrainRow]:
 
 
 def _entry(name: str, value: Any) -> Any:
+    if name == "rollout_support_ids":
+        return padded_ids(value)
     return np.asarray(value, _SEQUENCES[name]) if name in _SEQUENCES else value

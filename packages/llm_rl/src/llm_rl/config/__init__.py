@@ -8,6 +8,7 @@ from llm_rl.config.lora import LoraConfig
 from llm_rl.config.model import ModelConfig
 from llm_rl.config.roles import CriticConfig, DistillationConfig
 from llm_rl.config.rollout import EvalConfig, RewardConfig, SamplingConfig
+from llm_rl.config.score_centering import ScoreCenteringConfig
 from llm_rl.config.train import TrainConfig
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "PreferenceConfig",
     "RewardConfig",
     "SamplingConfig",
+    "ScoreCenteringConfig",
     "TrainConfig",
     "resolve",
 ]

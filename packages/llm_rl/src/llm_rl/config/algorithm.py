@@ -24,8 +24,9 @@ class AlgorithmConfig:
     """Discount of the token-level returns."""
     lambd: float = 1.0
     """λ of generalised advantage estimation (ppo): 1 takes whole returns, 0 one-step differences."""
-    loss_type: Literal["policy_loss", "sft_loss", "dpo_loss", "custom_loss"] = "policy_loss"
-    """Policy gradient, supervised on given responses, preference pairs (DPO), or --custom-loss-function-path."""
+    loss_type: Literal["policy_loss", "score_centering", "sft_loss", "dpo_loss", "custom_loss"] = "policy_loss"
+    """Clipped policy gradient, centred scores, supervised on given responses, preference pairs (DPO), or
+    --custom-loss-function-path."""
     eps_clip: float = 0.2
     """Lower clip range of the ratio."""
     eps_clip_high: float | None = None
@@ -38,6 +39,8 @@ class AlgorithmConfig:
     """Weight of the KL divergence in the loss; 0 only monitors."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
     """Estimator of the KL divergence."""
+    ref_update_interval: int | None = None
+    """Rollouts after which the reference becomes the policy of that moment. Unset: it stays."""
     use_unbiased_kl: bool = False
     """Multiply the divergence by the ratio to the old policy, which makes it unbiased off-policy."""
     kl_coef: float = 0.0
@@ -48,6 +51,8 @@ class AlgorithmConfig:
     """Log the entropy when its weight is 0."""
     calculate_per_token_loss: bool = False
     """Average over all trainable tokens instead of over samples."""
+    loss_length_divisor: float | None = None
+    """Divide a sample's sum over its tokens by this instead of by their number (Dr. GRPO)."""
     use_opsm: bool = False
     """Off-policy sequence masking: drop the negative advantages of sequences that drifted from the old policy."""
     opsm_delta: float = 1e-4

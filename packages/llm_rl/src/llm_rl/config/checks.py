@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from llm_rl.config.correction import check_correction
+from llm_rl.config.replay import check_replay
+from llm_rl.config.score_centering import check_score_centering
 from llm_rl.config.train import TrainConfig
 from rewards import known_rm_types
 from shared_runtime.config import Problems, resolve_batch
@@ -42,6 +44,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
         use_rollout_logprobs=config.algorithm.use_rollout_logprobs,
         function=config.hooks.custom_tis_function_path,
     )
+    check_score_centering(config, problems)
+    check_replay(config, problems)
     config.debug.check(problems, own_rollouts=config.supervised)
     built_in = config.reward.rm_type if config.hooks.custom_rm_path is None else None
     config.reward_pool.check(problems, config.cluster, in_process=config.run.in_process, rm_type=built_in)
@@ -147,7 +151,7 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     algorithm, batch = config.algorithm, config.batch
     grouped = {"grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline"}
     if (
-        algorithm.loss_type == "policy_loss"
+        algorithm.loss_type in ("policy_loss", "score_centering")
         and algorithm.advantage_estimator in grouped
         and not config.distillation.use_opd
         and (batch.n_samples_per_prompt or 1) < 2
@@ -168,6 +172,15 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     problems.require(0 < algorithm.gamma <= 1, f"--gamma must be in (0, 1], got {algorithm.gamma}")
     problems.require(0 <= algorithm.lambd <= 1, f"--lambd must be in [0, 1], got {algorithm.lambd}")
     problems.not_negative(opsm_delta=algorithm.opsm_delta)
+    problems.positive(
+        loss_length_divisor=algorithm.loss_length_divisor, ref_update_interval=algorithm.ref_update_interval
+    )
+    if algorithm.loss_length_divisor is not None and algorithm.calculate_per_token_loss:
+        problems.add("--loss-length-divisor stands in for a sample's length, which --calculate-per-token-loss ignores")
+    if algorithm.loss_length_divisor is not None and algorithm.loss_type == "dpo_loss":
+        problems.add("--loss-length-divisor divides sums over tokens, which --loss-type dpo_loss leaves as they are")
+    if algorithm.ref_update_interval is not None:
+        _check_ref_update(config, problems)
     if algorithm.use_unbiased_kl and not algorithm.use_kl_loss:
         problems.add("--use-unbiased-kl has no effect without --use-kl-loss")
     if algorithm.kl_loss_coef > 0 and not algorithm.use_kl_loss:
@@ -191,7 +204,9 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     with_reference = algorithm.use_kl_loss or algorithm.kl_coef > 0 or algorithm.loss_type == "dpo_loss"
     if config.model.ref_load is not None and not with_reference:
         problems.add("--ref-load is read only with --use-kl-loss, --kl-coef or --loss-type dpo_loss")
-    if algorithm.loss_type != "policy_loss" and (algorithm.advantage_estimator == "ppo" or config.distillation.use_opd):
+    if algorithm.loss_type not in ("policy_loss", "score_centering") and (
+        algorithm.advantage_estimator == "ppo" or config.distillation.use_opd
+    ):
         problems.add(
             f"--loss-type {algorithm.loss_type} reads no advantages: --advantage-estimator ppo and --use-opd need "
             "--loss-type policy_loss"
@@ -199,3 +214,11 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
     custom = config.hooks.custom_loss_function_path
     if (algorithm.loss_type == "custom_loss") != (custom is not None):
         problems.add("--loss-type custom_loss and --custom-loss-function-path go together")
+
+
+def _check_ref_update(config: TrainConfig, problems: Problems) -> None:
+    algorithm = config.algorithm
+    if algorithm.loss_type == "dpo_loss" or not (algorithm.use_kl_loss or algorithm.kl_coef > 0):
+        problems.add("--ref-update-interval renews the reference of --use-kl-loss or --kl-coef")
+    if config.lora.use_lora:
+        problems.add("--ref-update-interval can't be used with LoRA, whose reference is the model without adapters")

@@ -19,9 +19,11 @@ class SamplingConfig:
     rollout_temperature: float = 1.0
     """Sampling temperature; training takes its log-probs at the same one."""
     rollout_top_p: float = 1.0
-    """Nucleus mass; 1 disables."""
+    """Nucleus mass; 1 disables. Below 1 training replays the sampling support, which needs --rollout-top-k."""
     rollout_top_k: int = -1
-    """Keep the k likeliest tokens; -1 disables."""
+    """Keep the k likeliest tokens; -1 disables. Above 0 training replays the sampling support."""
+    rollout_top_logprobs_num: int = 0
+    """Likely tokens recorded at each position with their probabilities, for --loss-type score_centering."""
     rollout_stop: tuple[str, ...] = ()
     """Strings that end a response."""
     rollout_stop_token_ids: tuple[int, ...] = ()

@@ -11,6 +11,7 @@ from llm_rl.config.lora import LoraConfig
 from llm_rl.config.model import ModelConfig
 from llm_rl.config.roles import CriticConfig, DistillationConfig
 from llm_rl.config.rollout import EvalConfig, RewardConfig, SamplingConfig
+from llm_rl.config.score_centering import ScoreCenteringConfig
 from shared_runtime.config import (
     BatchConfig,
     CheckpointConfig,
@@ -43,6 +44,7 @@ class TrainConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    score_centering: ScoreCenteringConfig = field(default_factory=ScoreCenteringConfig)
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
@@ -60,3 +62,9 @@ class TrainConfig:
     def supervised(self) -> bool:
         """Whether responses are given, not drawn."""
         return self.algorithm.loss_type in ("sft_loss", "dpo_loss")
+
+    @property
+    def replays_support(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary, which training has to know."""
+        filtered = self.sampling.rollout_top_p < 1 or self.sampling.rollout_top_k > 0
+        return filtered and not self.supervised

@@ -34,6 +34,8 @@ class Row:
         output_ids: Tokens drawn so far.
         log_probs: Their log-probabilities.
         top_ids: The likeliest tokens at each of those positions, where they were asked for.
+        top_log_probs: Their log-probabilities.
+        support_ids: The tokens that could be drawn at each of those positions, where they were asked for.
         stopped: Ended by a stop token or string.
     """
 
@@ -42,6 +44,8 @@ class Row:
     output_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_ids: list[tuple[int, ...]] = field(default_factory=list)
+    top_log_probs: list[tuple[float, ...]] = field(default_factory=list)
+    support_ids: list[tuple[int, ...]] = field(default_factory=list)
     stopped: bool = False
 
     @property
@@ -78,8 +82,10 @@ def decode(model: PreTrainedModel, rows: Sequence[Row], ends: Callable[[Row], bo
         mask = None if mask is None else mask[chosen]
 
     while True:
-        tokens, log_probs = draw(logits, batch.params, uniforms(batch.seeds, batch.lengths.astype(np.uint64)))
-        _record_top(batch.rows, logits)
+        tokens, log_probs, all_log_probs = draw(
+            logits, batch.params, uniforms(batch.seeds, batch.lengths.astype(np.uint64))
+        )
+        _record_candidates(batch.rows, all_log_probs)
         for row, token, log_prob in zip(batch.rows, tokens.tolist(), log_probs.tolist(), strict=True):
             if not row.finished:
                 _record(row, token, log_prob)
@@ -159,14 +165,25 @@ def _forward(
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _record_top(rows: Sequence[Row], logits: torch.Tensor) -> None:
+def _record_candidates(rows: Sequence[Row], log_probs: torch.Tensor) -> None:
+    """Note the likeliest tokens of each unfinished row, and those that could be drawn, where its request asks for them.
+
+    Args:
+        rows: The batch.
+        log_probs: (B, V) of the distributions drawn from.
+    """
     most = max(row.request.params.top_logprobs_num for row in rows)
-    if most == 0:
-        return
-    likeliest = logits.topk(min(most, logits.shape[1]), dim=1).indices.tolist()
-    for row, ids in zip(rows, likeliest, strict=True):
-        if not row.finished:
-            row.top_ids.append(tuple(ids[: row.request.params.top_logprobs_num]))
+    if most:
+        top = log_probs.topk(min(most, log_probs.shape[1]), dim=1)
+        for row, ids, values in zip(rows, top.indices.tolist(), top.values.tolist(), strict=True):
+            wanted = row.request.params.top_logprobs_num
+            if wanted and not row.finished:
+                known = [(token, value) for token, value in zip(ids, values, strict=True) if value > -math.inf][:wanted]
+                row.top_ids.append(tuple(token for token, _ in known))
+                row.top_log_probs.append(tuple(value for _, value in known))
+    for i, row in enumerate(rows):
+        if row.request.params.return_sampling_mask and not row.finished:
+            row.support_ids.append(tuple((log_probs[i] > -torch.inf).nonzero()[:, 0].tolist()))
 
 
 def _record(row: Row, token: int, log_prob: float) -> None:

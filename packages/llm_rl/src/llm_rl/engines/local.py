@@ -136,7 +136,9 @@ class LocalEngine(InProcessEngine):
             request_id=row.request.request_id,
             output_ids=tuple(row.output_ids),
             log_probs=tuple(row.log_probs),
-            top_ids=tuple(row.top_ids) if row.request.params.top_logprobs_num else (),
+            top_ids=tuple(row.top_ids),
+            top_log_probs=tuple(row.top_log_probs),
+            support_ids=tuple(row.support_ids),
             finish_reason=FinishReason.STOP if row.stopped else FinishReason.LENGTH,
             weight_version=self.weight_version,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -100,7 +101,15 @@ def warp(logits: torch.Tensor, params: RowParams) -> torch.Tensor:
     return scores
 
 
-def draw(logits: torch.Tensor, params: RowParams, uniform: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+class Draw(NamedTuple):
+    """Token ids, int64 (B,), their log-probabilities (B,), and those of all tokens (B, V), -inf for excluded ones."""
+
+    tokens: torch.Tensor
+    log_probs: torch.Tensor
+    distribution: torch.Tensor
+
+
+def draw(logits: torch.Tensor, params: RowParams, uniform: np.ndarray) -> Draw:
     """Draw one token a row, with its log-probability under the very distribution it is drawn from.
 
     Greedy rows take the likeliest token and its log-probability at temperature 1, as SGLang does.
@@ -111,8 +120,7 @@ def draw(logits: torch.Tensor, params: RowParams, uniform: np.ndarray) -> tuple[
         uniform: float64 in [0, 1), shape (B,).
 
     Returns:
-        Token ids, int64 (B,), and log-probabilities, (B,) of the dtype of `logits`. Where the logits are not numbers
-        the log-probability is not finite.
+        Log-probabilities in the dtype of `logits`. Where the logits are not numbers they are not finite.
     """
     log_probs = torch.log_softmax(warp(logits, params), dim=-1)
     cumulative = log_probs.exp().cumsum(dim=-1, dtype=torch.float64)
@@ -123,4 +131,4 @@ def draw(logits: torch.Tensor, params: RowParams, uniform: np.ndarray) -> tuple[
     tokens = torch.minimum(tokens, torch.searchsorted(cumulative, total)).clamp_(max=logits.shape[-1] - 1).squeeze(1)
     if bool(params.greedy.any()):
         tokens = torch.where(params.greedy, logits.argmax(dim=-1), tokens)
-    return tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return Draw(tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1), log_probs)

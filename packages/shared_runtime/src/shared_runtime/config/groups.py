@@ -160,6 +160,32 @@ class OptimizerConfig:
             problems.require(0 <= beta < 1, f"{name} must be in [0, 1), got {beta}")
         problems.require(self.min_lr <= self.lr, f"--min-lr {self.min_lr} is above --lr {self.lr}")
 
+    def check_decay(
+        self,
+        problems: Problems,
+        *,
+        total_steps: int,
+        warmup_steps: int | None = None,
+        warmup: str = "--lr-warmup-iters",
+    ) -> None:
+        """Note a decay that would be over before it begins.
+
+        Args:
+            problems: Gets it.
+            total_steps: Optimizer steps of the whole run, where a decay ends unless told otherwise.
+            warmup_steps: Of a model with a warm-up of its own. Unset: `lr_warmup_iters`.
+            warmup: The flag that sets them.
+        """
+        start = self.lr_warmup_iters if warmup_steps is None else warmup_steps
+        end = self.lr_decay_iters or total_steps
+        if self.lr_decay_style == "constant" or not end <= start <= total_steps:
+            return
+        where = "--lr-decay-iters" if self.lr_decay_iters else "the run's optimizer steps:"
+        problems.add(
+            f"--lr-decay-style {self.lr_decay_style} falls from the end of {warmup} {start} to {where} {end}, which is "
+            "no later: set --lr-decay-iters above, or the warm-up below"
+        )
+
 
 @dataclass(frozen=True)
 class FsdpConfig:

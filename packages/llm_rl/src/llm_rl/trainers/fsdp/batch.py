@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llm_rl.algorithms.candidates import NO_CANDIDATE, CandidateLogProbs
 from llm_rl.algorithms.opd import TopK
 from llm_rl.algorithms.segments import Segments
 from llm_rl.sample import TrainRow
@@ -34,6 +35,10 @@ class MicroBatch:
         teacher_log_probs: (T,), a remote teacher's; NaN where a row has none.
         likely_tokens: What a remote teacher says of the student's likeliest tokens and of its own, (T, K) each, or
             `None` where the rows don't have it.
+        support_ids: int64 (T, K), the tokens that top-k and top-p had left, -1 in unused slots, or `None` where all of
+            the vocabulary could be drawn.
+        candidates: Likely tokens at each position, int64 (T, K), -1 in unused slots, and their log-probs under the
+            distribution drawn from, (T, K), or `None` where the rows don't have them.
         old_log_probs: (T,) under the weights before the rollout's first optimizer step, or `None` while those are the
             current ones.
         ref_log_probs: (T,) under the reference, or `None` without one.
@@ -56,6 +61,8 @@ class MicroBatch:
     stale: Tensor
     teacher_log_probs: Tensor
     likely_tokens: tuple[TopK, TopK] | None = None
+    support_ids: Tensor | None = None
+    candidates: CandidateLogProbs | None = None
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     reverse_kl: Tensor | None = None
@@ -132,6 +139,8 @@ def collate(
         stale=segments.expand(torch.from_numpy(stale).to(device)),
         teacher_log_probs=tensor(teacher, dtype),
         likely_tokens=_likely_tokens(rows, device, dtype),
+        support_ids=_slots(rows, "rollout_support_ids", NO_CANDIDATE, device, torch.int64),
+        candidates=_candidates(rows, device, dtype),
     )
 
 
@@ -152,6 +161,35 @@ def _likely_tokens(
 
     student, teacher = (TopK(tensor(k, False), None, tensor(k, True)) for k in ("student_ids", "teacher_ids"))
     return student, teacher
+
+
+def _candidates(rows: Sequence[TrainRow], device: torch.device | str, dtype: torch.dtype) -> CandidateLogProbs | None:
+    ids = _slots(rows, "rollout_topk_token_ids", NO_CANDIDATE, device, torch.int64)
+    log_probs = _slots(rows, "rollout_topk_log_probs", -np.inf, device, dtype)
+    return None if ids is None or log_probs is None else CandidateLogProbs(ids, log_probs)
+
+
+def _slots(
+    rows: Sequence[TrainRow],
+    key: Literal["rollout_support_ids", "rollout_topk_token_ids", "rollout_topk_log_probs"],
+    filler: float,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """(R_i, K_i) of each row as one (T, K), filled up where a row has fewer slots; `None` if no row has them.
+
+    Raises:
+        ValueError: If only some rows have them, or one doesn't have its response's length; the sample is named.
+    """
+    found: list[np.ndarray] = [np.asarray(row[key]) for row in rows if key in row]
+    if not found:
+        return None
+    for row in rows:
+        if key not in row or len(row[key]) != row["response_length"]:  # type: ignore[arg-type]
+            raise ValueError(f"{_name(row)} lacks {key} of its response tokens, which other rows have")
+    width = max(part.shape[1] for part in found)
+    whole = [np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=filler) for part in found]
+    return torch.as_tensor(np.concatenate(whole)).to(device=device, dtype=dtype)
 
 
 def _name(row: TrainRow) -> str:

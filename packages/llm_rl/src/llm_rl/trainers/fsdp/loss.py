@@ -20,8 +20,10 @@ from llm_rl.algorithms.policy_loss import (
     token_log_ratio,
 )
 from llm_rl.algorithms.reduction import masked_sum, token_weights
+from llm_rl.algorithms.score_centering import usable_for_kl
 from llm_rl.algorithms.sft_loss import sft_loss
 from llm_rl.trainers.fsdp.batch import MicroBatch
+from llm_rl.trainers.fsdp.score_centering import centred_loss
 from llm_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from shared_runtime.algorithms.kl import kl_estimate
 
@@ -52,7 +54,7 @@ def compute_loss(
 
     Args:
         batch: Rows, with advantages for the policy loss.
-        logits: (T, V), read by custom losses only.
+        logits: (T, V), read by custom losses and score centering.
         output: Log-probs (and entropy) of the response tokens; `None` for custom losses.
         settings: The objective.
         global_num_samples: Samples of the optimizer step over all ranks.
@@ -62,7 +64,9 @@ def compute_loss(
     if settings.loss_type == "custom_loss":
         return custom_loss(batch, logits, weights, settings)
     assert output is not None
-    if settings.loss_type == "sft_loss":
+    if settings.loss_type == "score_centering":
+        result = _centred_loss(batch, logits, output.log_probs, weights, settings)
+    elif settings.loss_type == "sft_loss":
         result = LossOutput(masked_sum(sft_loss(output.log_probs, batch.mask), weights))
     elif settings.loss_type == "dpo_loss":
         result = _preference_loss(batch, output.log_probs, settings, num_pairs=max(global_num_samples // 2, 1))
@@ -86,6 +90,7 @@ def loss_weights(
         batch.mask,
         batch.segments,
         per_token=settings.calculate_per_token_loss,
+        constant=settings.loss_length_divisor,
         global_num_samples=global_num_samples,
         global_num_tokens=global_num_tokens,
         sample_num_tokens=batch.sample_num_tokens,
@@ -168,16 +173,47 @@ def _policy_loss(
         result.metrics["ois"] = masked_sum(per_token.ratio, weights)
     result.metrics["ppo_kl"] = masked_sum(ppo_kl(log_probs, old, batch.mask), weights)
     if settings.use_kl_loss:
-        assert batch.ref_log_probs is not None
-        behaviour = old if settings.use_unbiased_kl else None
-        kl = kl_estimate(
-            log_probs, batch.ref_log_probs, settings.kl_loss_type, mask=batch.mask, behavior_log_probs=behaviour
-        )
-        kl_loss = masked_sum(kl, weights)
-        result.metrics["kl_loss"] = kl_loss.detach()
-        if settings.kl_loss_coef:
-            result.loss = result.loss + settings.kl_loss_coef * kl_loss
+        _add_kl(result, batch, log_probs, weights, settings, behaviour=old, mask=batch.mask)
     return result
+
+
+def _centred_loss(
+    batch: MicroBatch, logits: Tensor, log_probs: Tensor, weights: Tensor, settings: FsdpTrainerSettings
+) -> LossOutput:
+    """Score centering; tokens whose divergence from the reference would overflow have no part in its mean."""
+    loss, metrics = centred_loss(batch, logits, log_probs, weights, settings)
+    result = LossOutput(loss, metrics | {"pg_loss": loss.detach()})
+    if settings.use_kl_loss:
+        assert batch.ref_log_probs is not None
+        behaviour = batch.rollout_log_probs
+        drawn_by = behaviour if settings.use_unbiased_kl else None
+        usable = usable_for_kl(log_probs, batch.ref_log_probs, batch.mask, rollout_log_probs=drawn_by)
+        result.metrics["kl_invalid_fraction"] = masked_sum(1 - usable.to(weights.dtype), weights)
+        _add_kl(result, batch, log_probs, weights, settings, behaviour=behaviour, mask=usable)
+    return result
+
+
+def _add_kl(
+    result: LossOutput,
+    batch: MicroBatch,
+    log_probs: Tensor,
+    weights: Tensor,
+    settings: FsdpTrainerSettings,
+    *,
+    behaviour: Tensor,
+    mask: Tensor,
+) -> None:
+    """Measure the divergence from the reference at the tokens of `mask` and add it to the loss where it has a weight.
+
+    `behaviour` has the log-probs of the policy that drew the tokens, for the unbiased estimate.
+    """
+    assert batch.ref_log_probs is not None
+    drawn_by = behaviour if settings.use_unbiased_kl else None
+    kl = kl_estimate(log_probs, batch.ref_log_probs, settings.kl_loss_type, mask=mask, behavior_log_probs=drawn_by)
+    kl_loss = masked_sum(kl, weights)
+    result.metrics["kl_loss"] = kl_loss.detach()
+    if settings.kl_loss_coef:
+        result.loss = result.loss + settings.kl_loss_coef * kl_loss
 
 
 def _surrogate(batch: MicroBatch, log_probs: Tensor, old: Tensor, settings: FsdpTrainerSettings) -> PolicyLoss:

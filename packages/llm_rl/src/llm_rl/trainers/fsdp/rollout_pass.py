@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from llm_rl.algorithms.candidates import support_log_probs
 from llm_rl.algorithms.log_probs import TokenLogProbs, log_probs_from_logits
 from llm_rl.algorithms.metrics import log_prob_abs_diff, merge_metrics
 from llm_rl.algorithms.opd import distill_advantages
@@ -44,7 +45,7 @@ class RolloutPass:
                 collate(
                     [step.rows[i] for i in indices],  # type: ignore[misc]
                     [step.sample_num_tokens[i] for i in indices],
-                    policy_version=rollout_id if trainer.settings.loss_type == "policy_loss" else None,
+                    policy_version=rollout_id if trainer.settings.policy_gradient else None,
                     device=trainer.context.device,
                     dtype=wide,
                 )
@@ -66,7 +67,7 @@ class RolloutPass:
                     batch.ref_log_probs = self._log_probs_without_grad(reference, batch)
         if critic is not None:
             critic.predict(everything)
-        if self.settings.loss_type == "policy_loss":
+        if self.settings.policy_gradient:
             set_advantages(everything, self.settings, self.trainer.all_reduce_sum)
         if policy_learns and self.settings.use_opd:
             self._distill(everything)
@@ -86,10 +87,12 @@ class RolloutPass:
         Every rank answers the same, since the passes contain collectives.
         """
         s = self.settings
-        if s.loss_type != "policy_loss":
+        if not s.policy_gradient:
             return False
         if s.kl_coef > 0 or s.use_opd or s.corrects_rollouts or s.get_mismatch_metrics:
             return True
+        if s.loss_type == "score_centering":
+            return False  # its weights are against the sampler
         return len(self.steps) > 1 and not s.use_rollout_logprobs
 
     @torch.no_grad()
@@ -97,7 +100,7 @@ class RolloutPass:
         s, teacher = self.settings, self.trainer.teacher
         for batch in batches:
             logits = self._logits(self.trainer.model, batch)
-            batch.old_log_probs = log_probs_from_logits(logits, batch.targets, temperature=s.temperature).log_probs
+            batch.old_log_probs = self._policy_log_probs(logits, batch).log_probs
             self._compare_with_rollout(batch, batch.old_log_probs)
             if s.use_opd:
                 teacher_logits = None if teacher is None else self._logits(teacher, batch)
@@ -117,7 +120,7 @@ class RolloutPass:
         """Weigh and reject tokens where asked for; return what is measured of the mismatch, over all ranks."""
         s, trainer = self.settings, self.trainer
         found = []
-        if s.loss_type == "policy_loss" and (s.corrects_rollouts or s.get_mismatch_metrics):
+        if s.policy_gradient and (s.corrects_rollouts or s.get_mismatch_metrics):
             found.append(rollout_mismatch([batch for step in self.batches for batch in step]))
         if s.corrects_rollouts:
             correct = correction_function(s, s.custom_tis_function, trainer.all_reduce_sum)
@@ -131,7 +134,7 @@ class RolloutPass:
         for position, batch in enumerate(batches):
             set_last_micro_batch(trainer.model, position == len(batches) - 1)
             logits = self._logits(trainer.model, batch)
-            output = self._token_log_probs(logits, batch, with_entropy=True)
+            output = self._token_log_probs(logits, batch)
             if index == 0 and output is not None and batch.old_log_probs is None:
                 self._compare_with_rollout(batch, output.log_probs)
             result = compute_loss(
@@ -156,15 +159,22 @@ class RolloutPass:
             device=self.trainer.context.device,
         )
 
-    def _token_log_probs(self, logits: Tensor, batch: MicroBatch, *, with_entropy: bool) -> TokenLogProbs | None:
+    def _token_log_probs(self, logits: Tensor, batch: MicroBatch) -> TokenLogProbs | None:
         s = self.settings
         if s.loss_type == "custom_loss":
             return None
-        entropy = with_entropy and bool(s.entropy_coef or s.observe_training_entropy)
-        output = log_probs_from_logits(logits, batch.targets, temperature=s.temperature, with_entropy=entropy)
-        if entropy and not s.entropy_coef and output.entropy is not None:
+        output = self._policy_log_probs(logits, batch, bool(s.entropy_coef or s.observe_training_entropy))
+        if not s.entropy_coef and output.entropy is not None:
             output = output._replace(entropy=output.entropy.detach())
         return output
+
+    def _policy_log_probs(self, logits: Tensor, batch: MicroBatch, with_entropy: bool = False) -> TokenLogProbs:
+        """Of the response tokens, over the tokens that the sampling filters left where there were filters."""
+        temperature = self.settings.temperature
+        if batch.support_ids is None:
+            return log_probs_from_logits(logits, batch.targets, temperature=temperature, with_entropy=with_entropy)
+        replayed = support_log_probs(logits, batch.targets, batch.support_ids, temperature=temperature, mask=batch.mask)
+        return TokenLogProbs(replayed.log_probs, replayed.entropy if with_entropy else None)
 
     @torch.no_grad()
     def _log_probs_without_grad(self, model: nn.Module, batch: MicroBatch) -> Tensor:
@@ -173,7 +183,7 @@ class RolloutPass:
 
     def _compare_with_rollout(self, batch: MicroBatch, log_probs: Tensor) -> None:
         """The mean over trainable tokens of |log p_train - log p_rollout|, before the rollout's first step."""
-        if self.settings.loss_type != "policy_loss":
+        if not self.settings.policy_gradient:
             return
         comparable = (batch.mask != 0) & batch.has_rollout_log_probs
         difference = log_prob_abs_diff(log_probs, batch.rollout_log_probs, comparable)

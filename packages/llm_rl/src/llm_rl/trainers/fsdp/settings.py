@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_rl.config.correction import CorrectionConfig, check_correction
+from llm_rl.config.score_centering import ScoreCenteringConfig
 from shared_runtime.config import Problems
 from shared_runtime.training.settings import FsdpSettings
 
@@ -17,7 +18,7 @@ AdvantageEstimator = Literal[
 
 
 @dataclass(frozen=True)
-class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
+class FsdpTrainerSettings(ScoreCenteringConfig, CorrectionConfig, FsdpSettings):
     """Settings of one trainer, the same on every rank. Hooks must be importable functions when ranks are processes."""
 
     # Precision and attention
@@ -41,7 +42,7 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     """Layers to leave out of them."""
 
     # Objective
-    loss_type: Literal["policy_loss", "sft_loss", "dpo_loss", "custom_loss"] = "policy_loss"
+    loss_type: Literal["policy_loss", "score_centering", "sft_loss", "dpo_loss", "custom_loss"] = "policy_loss"
     """What is minimised."""
     advantage_estimator: AdvantageEstimator = "grpo"
     """How rewards become advantages, and with gspo and cispo the form of the loss."""
@@ -65,6 +66,8 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     """Its weight in the loss."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
     """Estimator of the divergence, in the loss and in the reward."""
+    ref_update_interval: int | None = None
+    """Rollouts after which the reference becomes the policy of that moment. Unset: it stays."""
     use_unbiased_kl: bool = False
     """Multiply the divergence in the loss by the ratio to the old policy."""
     kl_coef: float = 0.0
@@ -75,6 +78,8 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     """Measure the entropy when its weight is 0."""
     calculate_per_token_loss: bool = False
     """Average over trainable tokens instead of over samples."""
+    loss_length_divisor: float | None = None
+    """Divide a sample's sum over its tokens by this. Unset: by their number."""
     use_opsm: bool = False
     """Drop the negative advantages of sequences that drifted from the old policy."""
     opsm_delta: float = 1e-4
@@ -133,6 +138,11 @@ class FsdpTrainerSettings(CorrectionConfig, FsdpSettings):
     def needs_reference(self) -> bool:
         """Whether log-probs of a frozen reference are needed."""
         return self.use_kl_loss or self.kl_coef > 0 or self.loss_type == "dpo_loss"
+
+    @property
+    def policy_gradient(self) -> bool:
+        """Whether advantages are trained on."""
+        return self.loss_type in ("policy_loss", "score_centering")
 
     @property
     def use_critic(self) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from llm_rl.models.lora_targets import lora_targets
 from llm_rl.trainers.fsdp.critic import Critic
@@ -72,7 +74,27 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
             ValueError: For rows that don't fit; the sample is named.
         """
         self.lease.require_awake("train")
-        return RolloutPass(self, rollout_id, steps).run()
+        metrics = RolloutPass(self, rollout_id, steps).run()
+        interval = self.settings.ref_update_interval
+        if interval is not None and (rollout_id + 1) % interval == 0:
+            self._renew_reference()
+        return metrics
+
+    @torch.no_grad()
+    def _renew_reference(self) -> None:
+        new = model_tensors(self.model)
+        for name, old in self._reference_tensors().items():
+            old.copy_(new[name])
+
+    def _reference_tensors(self) -> dict[str, Tensor]:
+        """The reference's shards."""
+        assert self.reference is not None
+        cast(FSDPModule, self.reference).reshard()  # a backward pass would have done that
+        return model_tensors(self.reference)
+
+    def extra_state(self) -> dict[str, Mapping[str, Tensor]]:
+        """A reference that does not stay as it was loaded."""
+        return {} if self.settings.ref_update_interval is None else {"reference": self._reference_tensors()}
 
     def checkpoint_tensors(self) -> Mapping[str, Tensor]:
         """The weights as they train, with LoRA the adapters only; the rest never changes."""
