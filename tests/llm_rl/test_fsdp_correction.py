@@ -118,7 +118,7 @@ def test_micro_batches_do_not_matter(start, level):
     for layout in ({"max_tokens_per_gpu": None, "micro_batch_size": 1}, {"max_tokens_per_gpu": 40}):
         metrics, found = gradient_of(trainer, rows, **layout)
         assert_same_gradients(found, whole, rtol=0, atol=TOLERANCE)
-        assert metrics == pytest.approx(whole_metrics, abs=1e-6)
+        assert metrics == pytest.approx(whole_metrics, rel=1e-6, abs=1e-6)  # single precision: a perplexity of 16
 
 
 def test_everything_rejected_gives_zero(start):
