@@ -176,3 +176,21 @@ def test_the_average_of_nft_is_over_the_adapters(tiny_sd3_dir: Path) -> None:
     torch.testing.assert_close(published, before[f"{layer}.base_layer.weight"] + 2.0 * b @ a)
     assert trainer.train(1, plan(rows))["train/old_velocity_distance"] > 0
     trainer.shutdown()
+
+
+def test_training_goes_on_from_exported_adapters(tiny_sd3_dir: Path, samples: list[Sample], tmp_path: Path) -> None:
+    """The adapters that a run exports start the next one at the same weights, and make a reference of its own."""
+    first = trained(tiny_sd3_dir, samples)
+    first.save_hf(tmp_path / "sd3-first")
+    adapters, weights = tmp_path / "sd3-first" / "lora", full_weights(first)
+    expected = plain_model(first, tiny_sd3_dir).state_dict()
+    first.shutdown()
+    more: dict[str, Any] = {"ref_mode": "ref", "ref_lora_adapter_path": adapters, "diffusion_kl_beta": 0.1}
+    second = start(tiny_sd3_dir, **LORA, lora_adapter_path=adapters, lr=1e-2, **more)
+    for name, weight in full_weights(second).items():
+        assert torch.equal(weight, weights[name])
+    for name, parameter in second.reference.named_parameters():
+        torch.testing.assert_close(parameter.full_tensor(), expected[name], rtol=0, atol=1e-7)
+    metrics = second.train(0, plan(pairs_of(samples)))
+    assert metrics["train/kl_loss"] < 1e-9  # the policy still is its reference
+    second.shutdown()

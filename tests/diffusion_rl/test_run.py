@@ -6,9 +6,11 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -212,6 +214,12 @@ def test_a_run_through_ray(config: TrainConfig) -> None:
         ({"algorithm": {"diffusion_kl_beta": 0.1, "ref_mode": "none"}}, "--ref-mode none"),
         ({"algorithm": {"ref_mode": "lora_base"}}, "needs --use-lora"),
         ({"lora": {"use_lora": True, "lora_target_modules": ["attn.q"]}}, "--lora-target-modules attn.q: no linear"),
+        (
+            {"lora": {"use_lora": True, "lora_adapter_path": "/nowhere"}},
+            "--lora-adapter-path /nowhere holds no adapters",
+        ),
+        ({"lora": {"lora_adapter_path": "/nowhere"}}, "needs --use-lora"),
+        ({"model": {"ref_lora_adapter_path": "/nowhere"}}, "only with --ref-mode ref"),
         ({"fsdp": {"param_dtype_patterns": ["*.nothing=bf16"]}}, "*.nothing: no parameter has a name like that"),
         ({"algorithm": {"loss_type": "nft"}}, "needs --use-ema --rollout-weights ema"),
         ({"debug": {"save_debug_rollout_data": "x{rollout_id}"}}, "can't hold images"),
@@ -223,6 +231,12 @@ def test_what_cannot_work_is_refused(config: TrainConfig, groups: dict[str, Any]
     assert message in str(refused.value)
     of_rows = [problem for problem in refused.value.problems if "prompts.jsonl:" in problem]
     assert len(refused.value.problems) - len(of_rows) <= 1
+
+
+def test_too_little_memory(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=500 * 2**20))
+    with pytest.raises(ConfigError, match=r"needs at least 1\.2 GiB, and 0\.5 GiB are free"):
+        preflight(resolve(config))
 
 
 def test_command_line(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,3 +167,16 @@ def test_exports_load_merged_and_as_adapters(tiny_model_dir: Path, tmp_path: Pat
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "lora"))(tokens).logits
     torch.testing.assert_close(adapted, merged, rtol=0, atol=1e-5)
     assert (merged - before).abs().max() > 0.01
+
+
+def test_training_goes_on_from_exported_adapters(tiny_model_dir: Path, tmp_path: Path) -> None:
+    trainer = trained(tiny_model_dir)
+    trainer.save_hf(tmp_path)
+    weights = full_weights(trainer)
+    trainer.shutdown()
+    second = make_trainer(tiny_model_dir, **LORA, lora_adapter_path=tmp_path / "lora")
+    for name, weight in full_weights(second).items():
+        assert torch.equal(weight, weights[name])
+    second.shutdown()
+    with pytest.raises(LoraError, match="adapts other layers than this run"):
+        make_trainer(tiny_model_dir, **LORA, target_modules=("attn",), lora_adapter_path=tmp_path / "lora")

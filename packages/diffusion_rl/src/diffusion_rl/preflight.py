@@ -15,7 +15,7 @@ from diffusion_rl.config import HooksConfig, TrainConfig, hook_args
 from diffusion_rl.generation import GENERATE_HOOK
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.models.forward import dtype_patterns
-from diffusion_rl.models.loading import check_size, meta_component
+from diffusion_rl.models.loading import check_size, component_parameters, meta_component
 from diffusion_rl.models.registry import check_checkpoint, check_task, own_family, resolve_family
 from diffusion_rl.sample import Sample
 from diffusion_rl.scoring import row_check
@@ -24,11 +24,14 @@ from shared_runtime.config import ConfigError, Problems, with_num_rollout
 from shared_runtime.config.problems import flag
 from shared_runtime.data.prompts import PromptDataset, PromptRow
 from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks
+from shared_runtime.placement.layout import ROLLOUT
 from shared_runtime.precision.overrides import overridden_modules, param_dtypes
 from shared_runtime.precision.policy import torch_dtype
 from shared_runtime.rollout.recording import check_recording
 from shared_runtime.rollout.scoring import GROUP_REWARD_HOOK
 from shared_runtime.training.lora import matched_layers
+from shared_runtime.training.lora_files import check_adapter_config, read_adapter_config
+from shared_runtime.training.memory import BYTES, PROCESS_BYTES, memory_problem, trained_bytes
 from shared_runtime.workers import layout_of
 
 STRATEGY_HOOK = HookSpec(("args", "sample", "num_steps", "seed"))
@@ -96,6 +99,7 @@ def preflight(config: TrainConfig) -> Prepared:
     }
     problems.raise_if_any()
     assert family is not None
+    _check_memory(config, problems)
     config = dataclasses.replace(config, batch=with_num_rollout(config.batch, dataset))
     steps = (config.batch.num_rollout or 1) * (config.batch.num_steps_per_rollout or 1)
     config.optimizer.check_decay(problems, total_steps=steps)
@@ -148,12 +152,52 @@ def _check_names(config: TrainConfig, family: ModelFamily) -> None:
     overridden_modules(model, param_dtypes([name for name, _ in model.named_parameters()], patterns, compute))
     if config.lora.use_lora:
         matched_layers(model, config.lora.lora_target_modules or family.lora_target_modules)
+    _check_adapters(config)
+
+
+def _check_adapters(config: TrainConfig) -> None:
+    """Adapters to start from must be of the run's size."""
+    component, lora = config.model.update_weight_target_module, config.lora
+    if lora.lora_adapter_path is not None:
+        flag = "--lora-adapter-path"
+        stored = read_adapter_config(lora.lora_adapter_path, flag, component=component)
+        check_adapter_config(stored, lora.lora_rank, lora.lora_alpha, f"{flag} {lora.lora_adapter_path}")
+    if config.model.ref_lora_adapter_path is not None:
+        read_adapter_config(config.model.ref_lora_adapter_path, "--ref-lora-adapter-path", component=component)
 
 
 def _check_load(config: TrainConfig) -> None:
     load: Path | None = config.checkpoint.load
     if load is not None and not (load / "latest_checkpointed_iteration.txt").is_file():
         raise ConfigError([f"--load {load} holds no checkpoint (no latest_checkpointed_iteration.txt)"])
+
+
+def _check_memory(config: TrainConfig, problems: Problems) -> None:
+    """Refuse a pipeline that can't fit into this machine's memory; on GPUs and clusters only the run can tell."""
+    import torch
+
+    model, fsdp = config.model, config.fsdp
+    counts = component_parameters(str(model.hf_checkpoint))
+    whole, trained = sum(counts.values()), counts.get(model.update_weight_target_module)
+    if trained is None or torch.cuda.is_available() or config.cluster.ray_address is not None:
+        return
+    roles = layout_of(config.cluster, config.debug, config.reward_pool).roles
+    engines = len(roles[ROLLOUT].workers) if ROLLOUT in roles else 0
+    # Encoders and VAE are kept in float32, the component that trains in the dtype of the forward pass.
+    needed = engines * (4 * (whole - trained) + BYTES[fsdp.diffusion_forward_dtype] * trained + PROCESS_BYTES)
+    if config.debug.trains:
+        needed += config.world_size * PROCESS_BYTES + trained_bytes(
+            trained,
+            master_dtype=fsdp.fsdp_master_dtype,
+            compute_dtype=fsdp.diffusion_forward_dtype,
+            adam=config.optimizer.optimizer == "adam",
+            frozen=config.lora.use_lora,
+        )
+        copies = (config.algorithm.use_ema and not config.lora.use_lora) + (config.algorithm.ref_mode == "ref")
+        needed += copies * BYTES[fsdp.fsdp_master_dtype] * trained
+    hint = "Take a smaller model, --use-lora, or --diffusion-forward-dtype bf16 for the engine's half"
+    if problem := memory_problem(model.hf_checkpoint or Path(), whole, needed, hint):
+        problems.add(problem)
 
 
 def _check_steps(config: TrainConfig, strategy: Callable[..., Any]) -> None:

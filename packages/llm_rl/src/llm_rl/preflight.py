@@ -9,12 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from llm_rl.config import HooksConfig, TrainConfig
 from llm_rl.conversations import ConversationEncoder
 from llm_rl.generation import GENERATE_HOOK
-from llm_rl.models.memory import count_parameters, run_bytes
 from llm_rl.prompts import PromptEncoder, check_prompts
 from llm_rl.scoring import GROUP_REWARD_HOOK, SAMPLE_REWARD_HOOK, row_check
 from llm_rl.supervised import check_rows, load_pairs
@@ -26,6 +23,8 @@ from shared_runtime.data.prompts import PromptDataset
 from shared_runtime.hooks import SHARED_HOOKS, ClassSpec, HookSpec, load_hooks, takes_keyword
 from shared_runtime.placement.layout import ROLLOUT
 from shared_runtime.rollout.recording import check_recording
+from shared_runtime.training.lora_files import check_adapter_config, read_adapter_config
+from shared_runtime.training.memory import BYTES, PROCESS_BYTES, count_parameters, memory_problem, trained_bytes
 from shared_runtime.workers import layout_of
 
 LLM_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
@@ -233,6 +232,10 @@ def _check_lora(config: TrainConfig) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model.hf_checkpoint))
     lora_targets(model, config.lora.target_modules, config.lora.exclude_modules)
+    lora, flag = config.lora, "--lora-adapter-path"
+    if lora.lora_adapter_path is not None:
+        stored = read_adapter_config(lora.lora_adapter_path, flag)
+        check_adapter_config(stored, lora.lora_rank, lora.lora_alpha, f"{flag} {lora.lora_adapter_path}")
 
 
 def _check_decay(config: TrainConfig, problems: Problems) -> None:
@@ -273,30 +276,24 @@ def _check_memory(config: TrainConfig, problems: Problems) -> None:
     """Refuse a model that can't fit into this machine's memory; on GPUs and clusters only the run can tell."""
     import torch
 
-    parameters = count_parameters(Path(config.model.hf_checkpoint or "."))
+    directory = Path(config.model.hf_checkpoint or ".")
+    parameters = count_parameters(directory)
     if parameters is None or torch.cuda.is_available() or config.cluster.ray_address is not None:
         return
+    dtype, adam = config.fsdp.train_dtype, config.optimizer.optimizer == "adam"
     roles = layout_of(config.cluster, config.debug, config.reward_pool).roles
-    needed = run_bytes(
-        parameters,
-        train_dtype=config.fsdp.train_dtype,
-        rollout_dtype=config.model.rollout_dtype or config.fsdp.train_dtype,
-        num_engines=len(roles[ROLLOUT].workers) if ROLLOUT in roles else 0,
-        num_trainers=config.world_size if config.debug.trains else 0,
-        with_critic=config.algorithm.advantage_estimator == "ppo",
-        with_adapters=config.lora.use_lora,
-        with_reference=(
-            config.algorithm.use_kl_loss or config.algorithm.kl_coef > 0 or config.algorithm.loss_type == "dpo_loss"
-        )
-        and (config.model.ref_load is not None or not config.lora.use_lora),
-        adam=config.optimizer.optimizer == "adam",
-    )
-    teacher = config.distillation.opd_teacher_load
-    needed += 4 * (count_parameters(teacher) or 0) if teacher is not None else 0
-    available = psutil.virtual_memory().available
-    if needed > available:
-        problems.add(
-            f"--hf-checkpoint {config.model.hf_checkpoint} has {parameters / 1e6:.0f} M parameters: training and "
-            f"serving it needs at least {needed / 2**30:.1f} GiB, and {available / 2**30:.1f} GiB are free. "
-            "Take a smaller model, --optimizer sgd, or --train-dtype bf16 for the engine's half"
-        )
+    engines = len(roles[ROLLOUT].workers) if ROLLOUT in roles else 0
+    needed = engines * (parameters * BYTES[config.model.rollout_dtype or dtype] + PROCESS_BYTES)
+    if config.debug.trains:
+        algorithm, teacher = config.algorithm, config.distillation.opd_teacher_load
+        needed += trained_bytes(parameters, compute_dtype=dtype, adam=adam, frozen=config.lora.use_lora)
+        needed += config.world_size * PROCESS_BYTES
+        if algorithm.advantage_estimator == "ppo":
+            needed += trained_bytes(parameters, compute_dtype=dtype, adam=adam)
+        with_reference = algorithm.use_kl_loss or algorithm.kl_coef > 0 or algorithm.loss_type == "dpo_loss"
+        if with_reference and (config.model.ref_load is not None or not config.lora.use_lora):
+            needed += 4 * parameters
+        needed += 4 * (count_parameters(teacher) or 0) if teacher is not None else 0
+    hint = "Take a smaller model, --optimizer sgd, or --train-dtype bf16 for the engine's half"
+    if problem := memory_problem(directory, parameters, needed, hint):
+        problems.add(problem)

@@ -214,6 +214,8 @@ def _check_algorithm(config: TrainConfig, problems: Problems) -> None:
         problems.add(f"--diffusion-kl-beta {algorithm.diffusion_kl_beta} has no effect with --ref-mode none")
     if config.model.ref_load is not None and algorithm.ref_mode != "ref":
         problems.add("--ref-load is read only with --ref-mode ref")
+    if config.model.ref_lora_adapter_path is not None and algorithm.ref_mode != "ref":
+        problems.add("--ref-lora-adapter-path is read only with --ref-mode ref")
 
 
 def _check_lora(config: TrainConfig, problems: Problems) -> None:
@@ -221,5 +223,7 @@ def _check_lora(config: TrainConfig, problems: Problems) -> None:
     problems.positive(lora_rank=lora.lora_rank, lora_alpha=lora.lora_alpha)
     if not lora.use_lora and lora.lora_target_modules:
         problems.add("--lora-target-modules has no effect without --use-lora")
+    if not lora.use_lora and lora.lora_adapter_path is not None:
+        problems.add("--lora-adapter-path holds adapters to train on, which needs --use-lora")
     if not lora.use_lora and config.algorithm.ref_mode == "lora_base":
         problems.add("--ref-mode lora_base is the model without its adapters: it needs --use-lora")

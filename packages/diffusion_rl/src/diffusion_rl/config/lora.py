@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -20,3 +21,5 @@ class LoraConfig:
     """Layers to adapt, by their names or how these end, such as attn.to_q. Unset: the family's."""
     lora_init_weights: Literal["gaussian", "kaiming-uniform"] = "gaussian"
     """Start of the adapters' first matrix; the second one starts at zero."""
+    lora_adapter_path: Path | None = None
+    """Directory of adapters to continue from, as PEFT or this program writes them; rank and alpha must be theirs."""

@@ -21,6 +21,8 @@ class ModelConfig:
     """Task of the family to train on."""
     ref_load: Path | None = None
     """diffusers directory of the frozen reference. Unset: --hf-checkpoint."""
+    ref_lora_adapter_path: Path | None = None
+    """Directory of adapters that are merged into the reference (--ref-mode ref)."""
     train_backend: Literal["fsdp"] = "fsdp"
     """Trainer backend."""
     rollout_engine: Literal["local"] = "local"

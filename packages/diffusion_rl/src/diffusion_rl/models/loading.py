@@ -11,6 +11,7 @@ import torch
 
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.models.registry import FamilyError, check_checkpoint
+from shared_runtime.training.memory import count_parameters
 
 
 def load_pipeline(
@@ -79,6 +80,13 @@ def _component_class(checkpoint: str, family: ModelFamily, component: str) -> An
 def component_config(checkpoint: str, component: str) -> dict[str, Any]:
     """A component's `config.json`, read without loading it."""
     return json.loads((Path(checkpoint) / component / "config.json").read_text(encoding="utf-8"))
+
+
+def component_parameters(checkpoint: str) -> dict[str, int]:
+    """Parameters of each component that has weights in safetensors files, read without loading them."""
+    index = json.loads((Path(checkpoint) / "model_index.json").read_text(encoding="utf-8"))
+    counts = {name: count_parameters(Path(checkpoint) / name) for name in index if not name.startswith("_")}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def check_size(checkpoint: str, family: ModelFamily, height: int, width: int) -> None:

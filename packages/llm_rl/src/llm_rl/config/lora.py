@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
 from shared_runtime.config import Problems
 from shared_runtime.config.problems import flag
@@ -21,6 +22,8 @@ class LoraConfig:
     """Layers to adapt: attn, mlp, unembed, or ends of names such as q_proj. Unset, or all-linear: attn and mlp."""
     exclude_modules: tuple[str, ...] = ()
     """Ends of the names of layers that are left out again."""
+    lora_adapter_path: Path | None = None
+    """PEFT directory of adapters to continue from; rank and alpha must be theirs."""
 
     @property
     def use_lora(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from shared_runtime.training.settings import FsdpSettings
@@ -47,6 +48,10 @@ class FsdpTrainerSettings(FsdpSettings):
     """Ends of the names of adapted layers. Unset: the family's."""
     lora_init_weights: Literal["gaussian", "kaiming-uniform"] = "gaussian"
     """Start of the adapters' first matrix."""
+    lora_adapter_path: Path | None = None
+    """Adapters to continue from."""
+    ref_lora_adapter_path: Path | None = None
+    """Adapters that are merged into the reference."""
 
     # What was sampled
     diffusion_height: int = 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
 from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
 from shared_runtime.training.lora import adapter_tensors, adapters_disabled, add_adapters, merged_tensors
+from shared_runtime.training.lora_files import load_adapters, merge_adapters, read_adapter_config, read_adapters
 from shared_runtime.training.plan import StepPlan
 from shared_runtime.training.weights import Tensors
 
@@ -169,10 +170,13 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
     def _load_models(self) -> tuple[nn.Module, nn.Module | None]:
         s = self.settings
         self.vae_scale_factor = self.family.vae_scale_factor(component_config(str(s.hf_checkpoint), "vae"))
-        model = self._load(s.hf_checkpoint, trainable=True)
-        return model, self._load(s.ref_load or s.hf_checkpoint, trainable=False) if s.ref_mode == "ref" else None
+        model = self._load(s.hf_checkpoint, trainable=True, adapt=self._add_adapters if s.use_lora else None)
+        if s.ref_mode != "ref":
+            return model, None
+        adapt = self._merge_into_reference if s.ref_lora_adapter_path is not None else None
+        return model, self._load(s.ref_load or s.hf_checkpoint, trainable=False, adapt=adapt)
 
-    def _load(self, directory: Path, *, trainable: bool) -> nn.Module:
+    def _load(self, directory: Path, *, trainable: bool, adapt: Callable[[nn.Module], None] | None) -> nn.Module:
         return load_transformer(
             directory,
             self.family,
@@ -183,7 +187,7 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
             cpu_offload=self.settings.fsdp_cpu_offload,
             trainable=trainable,
             param_dtype_patterns=self.dtype_patterns,
-            adapt=self._add_adapters if trainable and self.settings.use_lora else None,
+            adapt=adapt,
         )
 
     @property
@@ -201,3 +205,14 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
             init_weights=s.lora_init_weights,
             seed=s.seed,
         )
+        if s.lora_adapter_path is not None and self.rank == 0:  # the other ranks get their shards from rank 0
+            stored = read_adapters(s.lora_adapter_path, component=s.update_weight_target_module)
+            load_adapters(model, stored, f"--lora-adapter-path {s.lora_adapter_path}")
+
+    def _merge_into_reference(self, model: nn.Module) -> None:
+        directory, component = self.settings.ref_lora_adapter_path, self.settings.update_weight_target_module
+        assert directory is not None
+        if self.rank == 0:
+            flag = "--ref-lora-adapter-path"
+            scaling = read_adapter_config(directory, flag, component=component).scaling
+            merge_adapters(model, read_adapters(directory, component=component), scaling, f"{flag} {directory}")

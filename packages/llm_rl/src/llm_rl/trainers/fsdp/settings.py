@@ -40,6 +40,8 @@ class FsdpTrainerSettings(ScoreCenteringConfig, CorrectionConfig, FsdpSettings):
     """Layers to adapt; see `llm_rl.models.lora_targets`."""
     exclude_modules: tuple[str, ...] = ()
     """Layers to leave out of them."""
+    lora_adapter_path: Path | None = None
+    """Adapters to continue from."""
 
     # Objective
     loss_type: Literal["policy_loss", "score_centering", "sft_loss", "dpo_loss", "custom_loss"] = "policy_loss"

@@ -21,6 +21,7 @@ from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
 from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
 from shared_runtime.training.lora import adapter_tensors, adapters_disabled, add_adapters, merged_tensors
+from shared_runtime.training.lora_files import load_adapters, read_adapters
 from shared_runtime.training.plan import StepPlan
 from shared_runtime.training.weights import Tensors, model_tensors
 
@@ -166,6 +167,8 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
             init_weights="kaiming-uniform",
             seed=s.seed,
         )
+        if s.lora_adapter_path is not None and self.rank == 0:  # the other ranks get their shards from rank 0
+            load_adapters(model, read_adapters(s.lora_adapter_path), f"--lora-adapter-path {s.lora_adapter_path}")
 
     def load_model(
         self,
