@@ -18,9 +18,11 @@ from documentation import ROOT, write_modules
 
 from diffusion_rl.config import DiffusionBatchConfig, DiffusionFsdpConfig, ModelConfig, SamplingConfig, TrainConfig
 from diffusion_rl.models.family import Guidance
+from diffusion_rl.models.loading import load_pipeline
 from diffusion_rl.models.sd3 import SD3
 from diffusion_rl.sample import Sample
 from diffusion_rl.train import train
+from diffusion_rl.trainers.fsdp.batch import collate_pairs
 from shared_runtime.config import CheckpointConfig, ConfigError, DataConfig, RunConfig, TrackingConfig, from_dict
 
 GROUP = 4
@@ -174,6 +176,49 @@ def test_a_family_of_ones_own(run: Callable[..., Row]) -> None:
         model={"train_pipeline_config_path": "test_hooks_functions.SD3WithoutGuidance"},
     )
     assert all(sample.negative_conditions is None for sample in SAMPLES)
+    assert row["train/log_prob_mean_abs_diff"] < 1e-5
+
+
+def test_micro_batches_of_ones_own(run: Callable[..., Row]) -> None:
+    """They are trained on; something else than a batch is refused."""
+    hooks = {
+        "custom_rm_path": "test_hooks_functions.counting",
+        "custom_expand_samples_to_train_pairs_path": "my_pictures.rows.noisiest_step_only",
+    }
+    row = run(
+        hooks | {"custom_prepare_train_batch_path": "test_hooks_functions.three_times_the_advantage"},
+        optimizer={"clip_grad": 0.0},
+        algorithm={"diffusion_adv_clip_max": 100.0},
+    )
+    plain = run(hooks, optimizer={"clip_grad": 0.0}, algorithm={"diffusion_adv_clip_max": 100.0}, run={"run_name": "2"})
+    assert row["train/grad_norm"] == pytest.approx(3 * plain["train/grad_norm"], rel=1e-4)
+    run(hooks | {"custom_prepare_train_batch_path": "my_pictures.batches.late_steps_count_half"}, run={"run_name": "3"})
+    with pytest.raises(TypeError, match="must return a PairBatch of 1 rows, not list"):
+        run(hooks | {"custom_prepare_train_batch_path": "test_hooks_functions.no_batch"}, run={"run_name": "4"})
+
+
+def three_times_the_advantage(args: Any, rows: list[Any], family: Any, device: Any) -> Any:
+    batch = collate_pairs(rows, family, device)
+    batch.advantages *= 3.0
+    return batch
+
+
+def no_batch(args: Any, rows: list[Any], family: Any, device: Any) -> Any:
+    return rows
+
+
+def test_a_loader_of_ones_own(run: Callable[..., Row], tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """A pipeline whose weights have names that diffusers doesn't look for by itself; trainer and engine find them."""
+    directory = tmp_path / "sd3-fp16"
+    load_pipeline(str(tiny_sd3_dir), SD3()).save_pretrained(directory, variant="fp16")
+    hooks = {"custom_rm_path": "test_hooks_functions.counting"}
+    with pytest.raises(OSError, match="no file named"):
+        run(hooks, model={"hf_checkpoint": str(directory)})
+    row = run(
+        hooks | {"model_backend_path": "my_pictures.models.HalfPrecisionFiles"},
+        model={"hf_checkpoint": str(directory)},
+        run={"run_name": "mine"},
+    )
     assert row["train/log_prob_mean_abs_diff"] < 1e-5
 
 

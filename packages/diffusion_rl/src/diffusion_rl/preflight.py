@@ -15,7 +15,7 @@ from diffusion_rl.config import HooksConfig, TrainConfig, hook_args
 from diffusion_rl.generation import GENERATE_HOOK
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.models.forward import dtype_patterns
-from diffusion_rl.models.loading import check_size, component_parameters, meta_component
+from diffusion_rl.models.loading import ModelBackend, check_size, component_parameters, model_backend
 from diffusion_rl.models.registry import check_checkpoint, check_task, own_family, resolve_family
 from diffusion_rl.sample import Sample
 from diffusion_rl.scoring import row_check
@@ -46,6 +46,8 @@ DIFFUSION_HOOKS: dict[str, HookSpec | ClassSpec] = SHARED_HOOKS | {
     "--custom-expand-samples-to-train-pairs-path": HookSpec(("args", "samples", "rewards", "raw_rewards")),
     "--custom-convert-samples-to-train-data-path": HookSpec(("args", "samples")),
     "--custom-loss-function-path": HookSpec(("args", "batch", "velocity", "reduce")),
+    "--custom-prepare-train-batch-path": HookSpec(("args", "rows", "family", "device")),
+    "--model-backend-path": ClassSpec(methods=("load_pipeline", "load_component", "meta_component"), parameters=()),
     "--sde-step-backend-path": ClassSpec(methods=("transition", "log_prob", "stochastic"), parameters=()),
     _STRATEGY: STRATEGY_HOOK,
     _NFT_STRATEGY: HookSpec(("args", "num_steps", "generator")),
@@ -79,7 +81,7 @@ def preflight(config: TrainConfig) -> Prepared:
         size = (sampling.diffusion_height, sampling.diffusion_width)
         problems.collect(lambda: check_task(family, config.model.diffusion_task))
         problems.collect(lambda: check_size(str(config.model.hf_checkpoint), family, *size))
-        problems.collect(lambda: _check_names(config, family))
+        problems.collect(lambda: _check_names(config, family, hooks.get("--model-backend-path")))
     problems.collect(lambda: _check_load(config))
     problems.collect(lambda: layout_of(config.cluster, config.debug, config.reward_pool))
     nft, supervised = config.algorithm.loss_type == "nft", config.algorithm.loss_type == "sft_loss"
@@ -144,9 +146,10 @@ def _check_model(config: TrainConfig) -> ModelFamily:
     return family
 
 
-def _check_names(config: TrainConfig, family: ModelFamily) -> None:
+def _check_names(config: TrainConfig, family: ModelFamily, backend: type[ModelBackend] | None) -> None:
     """Layers and parameters that are named must be there."""
-    model = meta_component(str(config.model.hf_checkpoint), family, config.model.update_weight_target_module)
+    load = model_backend(backend).meta_component
+    model = load(str(config.model.hf_checkpoint), family, config.model.update_weight_target_module)
     patterns = dtype_patterns(family, config.fsdp.param_dtype_patterns)
     compute = torch_dtype(config.fsdp.diffusion_forward_dtype)
     overridden_modules(model, param_dtypes([name for name, _ in model.named_parameters()], patterns, compute))

@@ -35,16 +35,19 @@ def trainer_settings(
         diffusion_model_family=family,
         lr_decay_iters=config.optimizer.lr_decay_iters or total_steps,
         sde_step_backend=hooks.get("--sde-step-backend-path"),
+        model_backend=hooks.get("--model-backend-path"),
+        prepare_train_batch=hooks.get("--custom-prepare-train-batch-path"),
         custom_loss=hooks.get("--custom-loss-function-path"),
         hook_args=hook_args(config),
     )
 
 
-def engine_kwargs(config: TrainConfig, family: ModelFamily) -> dict[str, Any]:
+def engine_kwargs(config: TrainConfig, family: ModelFamily, backend: Any = None) -> dict[str, Any]:
     """Constructor arguments of a local engine."""
     return {
         "model_dir": config.model.hf_checkpoint,
         "family": family,
+        "backend": backend,
         "dtype": config.fsdp.diffusion_forward_dtype,
         "param_dtype_patterns": config.fsdp.param_dtype_patterns,
         "train_components": (config.model.update_weight_target_module,),
@@ -59,7 +62,9 @@ def open_workers(
     from diffusion_rl.trainers.fsdp.trainer import FsdpTrainer
 
     pool = partial(reward_pool, config.reward.rm_type or "", config.reward_pool, config.reward_options.options())
-    classes = WorkerClasses(FsdpTrainer, settings, LocalEngine, engine_kwargs(config, family), pool)
+    classes = WorkerClasses(
+        FsdpTrainer, settings, LocalEngine, engine_kwargs(config, family, settings.model_backend), pool
+    )
     if config.run.in_process:
         return in_process_workers(classes, config.debug)
     return ray_workers(classes, config.cluster, config.debug, config.reward_pool, logs)

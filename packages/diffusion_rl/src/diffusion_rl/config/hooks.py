@@ -35,7 +35,11 @@ class HooksConfig:
     """Training rows of each sample: `(args, samples, rewards, raw_rewards) -> list of lists`."""
     custom_convert_samples_to_train_data_path: str | None = None
     """Training rows of each sample, advantages included: `(args, samples) -> list of lists`."""
+    custom_prepare_train_batch_path: str | None = None
+    """A micro-batch from training rows: `(args, rows, family, device) -> batch`."""
     custom_loss_function_path: str | None = None
     """The loss of pairs, with --loss-type custom_loss: `(args, batch, velocity, reduce) -> (loss, metrics)`."""
     sde_step_backend_path: str | None = None
     """Class with your own step dynamics for the trainer, in place of --diffusion-sde-type."""
+    model_backend_path: str | None = None
+    """Class that loads pipelines and components, in place of diffusers' from_pretrained."""

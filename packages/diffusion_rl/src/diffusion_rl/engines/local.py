@@ -15,7 +15,7 @@ from diffusion_rl.algorithms.step_dynamics import STEP_DYNAMICS, step_dynamics
 from diffusion_rl.engines.denoise import Denoised, denoise, draw_noise, step_noise_drawer
 from diffusion_rl.models.family import ModelFamily, Schedule
 from diffusion_rl.models.forward import dtype_patterns, predict_velocity
-from diffusion_rl.models.loading import load_pipeline
+from diffusion_rl.models.loading import ModelBackend, model_backend
 from diffusion_rl.models.registry import resolve_family
 from diffusion_rl.sample import EncodedPicture, GenerateOutput, GenerateRequest, Trajectory
 from shared_runtime.engines.in_process import InProcessEngine
@@ -43,6 +43,7 @@ class LocalEngine(InProcessEngine):
         model_dir: str | Path,
         *,
         family: str | ModelFamily | None = None,
+        backend: type[ModelBackend] | None = None,
         dtype: str = "fp32",
         encoder_dtype: str = "fp32",
         device: str = "cpu",
@@ -56,6 +57,7 @@ class LocalEngine(InProcessEngine):
         Args:
             model_dir: diffusers directory, or a name on the hub.
             family: A family or its name, default what the directory's name says.
+            backend: Class that loads the pipeline, default diffusers' own loader.
             dtype: Of the trained components: weights, and autocast unless it is `fp32`.
             encoder_dtype: Of text encoders and VAE.
             device: Where it computes.
@@ -73,7 +75,7 @@ class LocalEngine(InProcessEngine):
         self.forward_dtype = torch_dtype(dtype)
         self.device, self.generator_device = torch.device(device), generator_device
         patterns = dtype_patterns(self.family, param_dtype_patterns)
-        self.pipeline = load_pipeline(
+        self.pipeline = model_backend(backend).load_pipeline(
             str(model_dir),
             self.family,
             device=device,

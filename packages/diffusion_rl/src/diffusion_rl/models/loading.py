@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.models.registry import FamilyError, check_checkpoint
 from shared_runtime.training.memory import count_parameters
+
+
+class ModelBackend(Protocol):
+    """Who loads pipelines and components: this module, or a class given to `--model-backend-path`."""
+
+    def load_pipeline(
+        self,
+        checkpoint: str,
+        family: ModelFamily,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        component_dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> Any:
+        """As :func:`load_pipeline`, for the local engine."""
+
+    def load_component(self, checkpoint: str, family: ModelFamily, component: str, *, dtype: torch.dtype) -> Any:
+        """As :func:`load_component`, for rank 0 of the trainer."""
+
+    def meta_component(self, checkpoint: str, family: ModelFamily, component: str) -> Any:
+        """As :func:`meta_component`, for the checks and for the trainer's other ranks."""
+
+
+def model_backend(cls: type[ModelBackend] | None) -> ModelBackend:
+    """An instance of the user's class, or this module."""
+    return cls() if cls is not None else sys.modules[__name__]  # type: ignore[return-value]
 
 
 def load_pipeline(
@@ -21,6 +48,7 @@ def load_pipeline(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     component_dtypes: Mapping[str, torch.dtype] | None = None,
+    **options: Any,
 ) -> Any:
     """The diffusers pipeline, frozen, in evaluation mode.
 
@@ -30,6 +58,7 @@ def load_pipeline(
         device: Where to put it.
         dtype: Of every module.
         component_dtypes: Of single modules, by component name.
+        options: Further arguments of `from_pretrained`.
 
     Raises:
         FamilyError: If the checkpoint is not of this family or not complete.
@@ -38,7 +67,8 @@ def load_pipeline(
 
     check_checkpoint(checkpoint, family)
     dtypes = {"default": dtype, **(component_dtypes or {})}
-    pipeline = getattr(diffusers, family.pipeline_classes[0]).from_pretrained(checkpoint, torch_dtype=dtypes)
+    load = getattr(diffusers, family.pipeline_classes[0]).from_pretrained
+    pipeline = load(checkpoint, torch_dtype=dtypes, **options)
     pipeline.set_progress_bar_config(disable=True)
     for module in pipeline.components.values():
         if isinstance(module, torch.nn.Module):
@@ -46,14 +76,18 @@ def load_pipeline(
     return pipeline.to(device)
 
 
-def load_component(checkpoint: str, family: ModelFamily, component: str, *, dtype: torch.dtype) -> torch.nn.Module:
+def load_component(
+    checkpoint: str, family: ModelFamily, component: str, *, dtype: torch.dtype, **options: Any
+) -> torch.nn.Module:
     """One module of a local checkpoint, such as `transformer`, by the class that `model_index.json` names.
+
+    `options` are further arguments of `from_pretrained`.
 
     Raises:
         FamilyError: If the checkpoint is not of this family, or has no such module.
     """
     module = _component_class(checkpoint, family, component)
-    return module.from_pretrained(checkpoint, subfolder=component, torch_dtype=dtype)
+    return module.from_pretrained(checkpoint, subfolder=component, torch_dtype=dtype, **options)
 
 
 def meta_component(checkpoint: str, family: ModelFamily, component: str) -> torch.nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from diffusion_rl.algorithms.nft import add_noise
 from diffusion_rl.algorithms.sft import logit_normal_sigmas
 from diffusion_rl.models.family import ModelFamily
 from diffusion_rl.sample import Conditions
+
+if TYPE_CHECKING:
+    from diffusion_rl.trainers.fsdp.settings import FsdpTrainerSettings
 
 # The scheduler's timesteps are its noise levels times this.
 TIMESTEPS_A_SIGMA = 1000.0
@@ -121,6 +124,9 @@ class PictureBatch:
         return len(self.sigma)
 
 
+Batch = TypeVar("Batch", PairBatch, PictureBatch)
+
+
 def collate_pairs(rows: Sequence[TrainRow], family: ModelFamily, device: torch.device) -> PairBatch:
     """Put pairs together.
 
@@ -172,6 +178,29 @@ def collate_pictures(
         conditions=_conditions([row["conditions"] for row in rows], family, device),
         negative_conditions=_negative(rows, family, device),
     )
+
+
+def prepared_batch(
+    settings: FsdpTrainerSettings,
+    rows: Sequence[TrainRow],
+    family: ModelFamily,
+    device: torch.device,
+    kind: type[Batch],
+) -> Batch:
+    """Let `--custom-prepare-train-batch-path` put rows together.
+
+    Raises:
+        TypeError: If it returns something else than a `kind` of as many rows.
+    """
+    assert settings.prepare_train_batch is not None
+    args = settings if settings.hook_args is None else settings.hook_args
+    batch = settings.prepare_train_batch(args, rows, family, device)
+    if not isinstance(batch, kind) or len(batch) != len(rows):
+        found = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, kind) else type(batch).__name__
+        raise TypeError(
+            f"--custom-prepare-train-batch-path must return a {kind.__name__} of {len(rows)} rows, not {found}"
+        )
+    return batch
 
 
 def _negative(rows: Sequence[Any], family: ModelFamily, device: torch.device) -> dict[str, Tensor] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from diffusion_rl.models.family import ModelFamily
-from diffusion_rl.models.loading import load_component, meta_component
+from diffusion_rl.models.loading import ModelBackend
 from shared_runtime.precision.overrides import Patterns, overridden_modules, param_dtypes
 from shared_runtime.precision.policy import PrecisionPolicy
 from shared_runtime.training.distributed import RankContext
@@ -18,6 +18,7 @@ from shared_runtime.training.fsdp import disable_dropout, find_blocks, spread_mo
 def load_transformer(
     directory: Path,
     family: ModelFamily,
+    backend: ModelBackend,
     component: str,
     context: RankContext,
     precision: PrecisionPolicy,
@@ -33,6 +34,7 @@ def load_transformer(
     Args:
         directory: diffusers directory.
         family: What it must be.
+        backend: Who reads it.
         component: Such as `transformer`.
         context: This rank.
         precision: Dtypes.
@@ -47,9 +49,9 @@ def load_transformer(
         FamilyError: If the checkpoint is not of this family, or has no such component.
     """
     if context.rank == 0:
-        model = load_component(str(directory), family, component, dtype=precision.master)
+        model = backend.load_component(str(directory), family, component, dtype=precision.master)
     else:
-        model = meta_component(str(directory), family, component).to(precision.master).to_empty(device="cpu")
+        model = backend.meta_component(str(directory), family, component).to(precision.master).to_empty(device="cpu")
     # A loaded component may keep parts in float32; every master weight has one dtype here.
     model = model.to(precision.master)
     disable_dropout(model)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffusion_rl.models.family import Guidance
 from diffusion_rl.models.forward import predict_velocity
-from diffusion_rl.trainers.fsdp.batch import PairBatch, PictureBatch, collate_pairs, collate_pictures
+from diffusion_rl.trainers.fsdp.batch import PairBatch, PictureBatch, collate_pairs, collate_pictures, prepared_batch
 from diffusion_rl.trainers.fsdp.loss import (
     LossOutput,
     custom_loss,
@@ -87,7 +87,15 @@ class RolloutPass:
 
     def _pictures(self, rows: list[Any]) -> PictureBatch:
         trainer = self.trainer
+        if self.settings.prepare_train_batch is not None:
+            return prepared_batch(self.settings, rows, trainer.family, trainer.context.device, PictureBatch)
         return collate_pictures(rows, trainer.family, trainer.context.device, flow_shift=self.settings.fsdp_flow_shift)
+
+    def _pairs(self, rows: list[Any]) -> PairBatch:
+        trainer = self.trainer
+        if self.settings.prepare_train_batch is not None:
+            return prepared_batch(self.settings, rows, trainer.family, trainer.context.device, PairBatch)
+        return collate_pairs(rows, trainer.family, trainer.context.device)
 
     def _sft_loss(self, rows: list[Any], global_pairs: int) -> LossOutput:
         """Without guidance: supervised training fits the conditional velocity."""
@@ -107,7 +115,7 @@ class RolloutPass:
 
     def _policy_loss(self, rows: list[Any], global_pairs: int, *, first: bool) -> LossOutput:
         trainer, settings = self.trainer, self.settings
-        batch = collate_pairs(rows, trainer.family, trainer.context.device)
+        batch = self._pairs(rows)
         if settings.ref_mode != "none":
             with torch.no_grad(), trainer.reference_model() as reference:
                 batch.ref_means = step_of(batch, self._velocity(reference, batch), settings).mean

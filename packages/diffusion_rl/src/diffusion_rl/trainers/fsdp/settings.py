@@ -18,6 +18,8 @@ class FsdpTrainerSettings(FsdpSettings):
 
     diffusion_model_family: Any = None
     """Family of the checkpoint, or its name. Unset: what the checkpoint's name says."""
+    model_backend: Any = None
+    """A class with the methods of `models.loading.ModelBackend` that loads models."""
     update_weight_target_module: str = "transformer"
     """The component that trains and is published."""
 
@@ -76,8 +78,10 @@ class FsdpTrainerSettings(FsdpSettings):
     """Flow-GRPO, DiffusionNFT, flow matching on pictures, or `custom_loss` on pairs."""
     custom_loss: Callable[..., Any] | None = None
     """`(args, batch, velocity, reduce) -> (loss, metrics)`, with `loss_type` custom_loss; see `loss.custom_loss`."""
+    prepare_train_batch: Callable[..., Any] | None = None
+    """`(args, rows, family, device) -> batch` in place of `batch.collate_pairs` or `collate_pictures`."""
     hook_args: Any = None
-    """First argument of `custom_loss`. Unset: these settings."""
+    """First argument of these functions. Unset: these settings."""
     diffusion_nft_beta: float = 1.0
     """How far the implicit policies of DiffusionNFT lie from the old one."""
     diffusion_nft_adaptive_weight: bool = True

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diffusion_rl.algorithms.ema import ema_decay
 from diffusion_rl.models.forward import dtype_patterns
-from diffusion_rl.models.loading import component_config
+from diffusion_rl.models.loading import component_config, model_backend
 from diffusion_rl.models.registry import resolve_family
 from diffusion_rl.trainers.fsdp.ema import WeightAverage
 from diffusion_rl.trainers.fsdp.loading import load_transformer
@@ -180,6 +180,7 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         return load_transformer(
             directory,
             self.family,
+            model_backend(self.settings.model_backend),
             self.settings.update_weight_target_module,
             self.context,
             self.precision,
