@@ -64,6 +64,16 @@ def sglang_server(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _process_group_is_closed() -> Iterator[None]:
+    """A module that leaves its process group open fails itself: collectives of a forked child would wait for ever."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("this module left a process group open: close its trainers")
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _ray_is_shut_down() -> Iterator[None]:
     """A module that leaves Ray running fails itself instead of the next one that starts a cluster."""
     yield

@@ -80,11 +80,13 @@ def layout_of(cluster: ClusterConfig, debug: DebugConfig, pool: RewardPoolConfig
 @contextlib.contextmanager
 def in_process_workers(classes: WorkerClasses, debug: DebugConfig) -> Iterator[Workers]:
     """One trainer rank and one engine in this process, without Ray."""
-    trainers = InProcessGroup(classes.trainer(classes.trainer_settings)) if debug.trains else None
-    engines = InProcessGroup(classes.engine(**classes.engine_kwargs)) if debug.rolls_out else None
-    if trainers is not None:
-        trainers.call("init")
+    trainers = engines = None
     try:
+        if debug.trains:
+            trainers = InProcessGroup(classes.trainer(classes.trainer_settings))
+            trainers.call("init")
+        if debug.rolls_out:
+            engines = InProcessGroup(classes.engine(**classes.engine_kwargs))
         yield Workers(trainers, engines)
     finally:
         for group in (engines, trainers):

@@ -50,6 +50,7 @@ class FsdpTrainerBase(Generic[Settings]):
     precision: PrecisionPolicy
     publish_dtype: torch.dtype
     own_dtypes: Mapping[str, torch.dtype] = {}
+    _joined = False
 
     def __init__(self, settings: Settings, rank: int = 0, world_size: int = 1, init_method: str | None = None) -> None:
         settings.check()
@@ -86,11 +87,12 @@ class FsdpTrainerBase(Generic[Settings]):
             device=s.device,
             cpu_backend=s.fsdp_cpu_backend,
         )
-        self.model, self.reference = self._load_models()
-        self.learner = Learner(self.model, s, self.context.mesh["dp_shard"])
-        self.optimizer, self.schedule = self.learner.optimizer, self.learner.schedule
-        models = [self.model] + ([self.reference] if self.reference is not None else [])
-        self.lease = DeviceLease(models, [self.optimizer], self.context.device, offloaded=s.fsdp_cpu_offload)
+        self._joined = True
+        try:
+            self._build()
+        except BaseException:
+            self.shutdown()
+            raise
         return TrainerInfo(
             rank=self.rank,
             world_size=self.world_size,
@@ -98,6 +100,15 @@ class FsdpTrainerBase(Generic[Settings]):
             dp_size=self.world_size,
             num_parameters=count_parameters(self.model),
         )
+
+    def _build(self) -> None:
+        """Everything that this rank holds; the process group is there."""
+        self.model, self.reference = self._load_models()
+        self.learner = Learner(self.model, self.settings, self.context.mesh["dp_shard"])
+        self.optimizer, self.schedule = self.learner.optimizer, self.learner.schedule
+        models = [self.model] + ([self.reference] if self.reference is not None else [])
+        offloaded = self.settings.fsdp_cpu_offload
+        self.lease = DeviceLease(models, [self.optimizer], self.context.device, offloaded=offloaded)
 
     def optimizer_step(self, metrics: RunningMetrics, name: str) -> None:
         """Clip the accumulated gradient, take the step, advance the schedule.
@@ -151,8 +162,10 @@ class FsdpTrainerBase(Generic[Settings]):
         self.lease.wake_up()
 
     def shutdown(self) -> None:
-        """Leave the process group."""
-        stop_rank(self.context)
+        """Leave the process group, unless it was left already."""
+        if self._joined:
+            self._joined = False
+            stop_rank(self.context)
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Add a tensor up over all ranks."""

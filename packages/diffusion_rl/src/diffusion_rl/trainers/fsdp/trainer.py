@@ -22,7 +22,6 @@ from diffusion_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from diffusion_rl.trainers.fsdp.weights import save_adapters, save_pipeline
 from shared_runtime.precision.overrides import param_dtypes
 from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
-from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
 from shared_runtime.training.lora import adapter_tensors, adapters_disabled, add_adapters, merged_tensors
 from shared_runtime.training.lora_files import load_adapters, merge_adapters, read_adapter_config, read_adapters
@@ -105,12 +104,11 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         """The moving averages; their decay follows the schedule's step."""
         return {} if self.ema is None else {"ema": self.ema.averages}
 
-    def init(self) -> TrainerInfo:
-        """See :class:`FsdpTrainerBase`; the moving average starts as the weights."""
-        info = super().init()
+    def _build(self) -> None:
+        """As the base's; the moving average starts as the weights."""
+        super()._build()
         self.own_dtypes = param_dtypes(self.published_tensors(), self.dtype_patterns, self.publish_dtype)
         self.ema = WeightAverage(self.model) if self.settings.use_ema else None
-        return info
 
     def sleep(self) -> None:
         """Move model, optimizer and averages to host memory."""

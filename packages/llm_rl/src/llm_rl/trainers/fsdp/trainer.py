@@ -18,7 +18,6 @@ from llm_rl.trainers.fsdp.rollout_pass import RolloutPass
 from llm_rl.trainers.fsdp.settings import FsdpTrainerSettings
 from llm_rl.trainers.fsdp.weights import save_adapters, save_hf
 from shared_runtime.precision.policy import PrecisionPolicy, torch_dtype
-from shared_runtime.training.contract import TrainerInfo
 from shared_runtime.training.fsdp_trainer import FsdpTrainerBase
 from shared_runtime.training.lora import adapter_tensors, adapters_disabled, add_adapters, merged_tensors
 from shared_runtime.training.lora_files import load_adapters, read_adapters
@@ -55,9 +54,9 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         self.precision = PrecisionPolicy.of(settings.train_dtype, keep_fp32_master=settings.keep_fp32_master)
         self.publish_dtype = torch_dtype(settings.publish_dtype or settings.train_dtype)
 
-    def init(self) -> TrainerInfo:
+    def _build(self) -> None:
         """As the base's; teacher and critic, where there are any, come last."""
-        info = super().init()
+        super()._build()
         teacher = self.settings.opd_teacher_load
         self.teacher = None if teacher is None else self.load_model(teacher, trainable=False)
         if self.teacher is not None:
@@ -65,7 +64,6 @@ class FsdpTrainer(FsdpTrainerBase[FsdpTrainerSettings]):
         self.critic = Critic(self) if self.settings.use_critic else None
         if self.critic is not None:
             self.lease.add(self.critic.model, self.critic.learner.optimizer)
-        return info
 
     def train(self, rollout_id: int, steps: list[StepPlan]) -> dict[str, float]:
         """Take the optimizer steps of one rollout; return metrics, the same on every rank.
