@@ -9,6 +9,7 @@ import re
 import struct
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -212,14 +213,15 @@ def leveldb_records(data: bytes, header: int = 7, block: int = 32768):
 
 
 def wandb_records(directory):
-    """Run record and history rows of every offline run."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    """Run record and history rows of every offline run, once W&B's own process has written them to the end."""
     runs = []
     for path in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
+        deadline = time.monotonic() + 30
+        while (records := read_records(path))[-1].WhichOneof("record_type") != "exit":
+            assert time.monotonic() < deadline, f"{path} was not finished"
+            time.sleep(0.05)
         history, run = [], None
-        for data in leveldb_records(path.read_bytes()):
-            record = Record.FromString(data)
+        for record in records:
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
                 history.append({".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
@@ -227,6 +229,13 @@ def wandb_records(directory):
                 run = record.run
         runs.append((run, history))
     return runs
+
+
+def read_records(path):
+    """What there is of a `.wandb` file so far; an empty record stands for nothing."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    return [Record.FromString(data) for data in leveldb_records(path.read_bytes())] or [Record()]
 
 
 class TestWandb:
